@@ -1,0 +1,52 @@
+//! Devices: where a step runs. One trait, one conformance suite for every implementation.
+
+pub mod plan;
+
+pub use plan::{
+    BLOCK_TOKENS, BlockId, KernelFamily, KvSplit, Launch, OutputRow, RowResult, Segment,
+    StepOutput, StepPlan,
+};
+
+/// Why a device could not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// The plan breaks a rule of [`plan`]; a bug in the caller.
+    #[error("invalid step plan: {0}")]
+    InvalidPlan(String),
+    /// The device cannot run this model or family.
+    #[error("{0}")]
+    Unsupported(String),
+    /// Memory or another resource ran out.
+    #[error("{0}")]
+    Resource(String),
+}
+
+/// What a device is, for `environment_id` and `inspect`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// `cpu`, `cuda:0`, …
+    pub name: String,
+    /// Every fact that may change vendor bits, as (key, value) in a fixed order: kernel path, threads, library versions.
+    pub facts: Vec<(String, String)>,
+}
+
+/// A place where one loaded model runs. Coarse on purpose: kernels, buffers and threads stay inside.
+pub trait Device: Send {
+    /// What this device is.
+    fn info(&self) -> DeviceInfo;
+
+    /// KV blocks in the pool.
+    fn kv_blocks(&self) -> usize;
+
+    /// Whether launches of `family` can run.
+    fn supports(&self, family: KernelFamily) -> bool;
+
+    /// Runs the launches in order.
+    fn execute(&mut self, plan: &StepPlan) -> Result<StepOutput, DeviceError>;
+
+    /// Copies whole KV blocks, all layers, `(from, to)`.
+    fn copy_blocks(&mut self, pairs: &[(BlockId, BlockId)]) -> Result<(), DeviceError>;
+
+    /// Overwrites whole KV blocks, all layers, with `value`. Tests use it to poison freed memory; no result may change.
+    fn fill_blocks(&mut self, blocks: &[BlockId], value: f32) -> Result<(), DeviceError>;
+}

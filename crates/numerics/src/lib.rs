@@ -1,0 +1,30 @@
+//! The numerics contract: the executable form of NUMERICS.md.
+//!
+//! Every operation here is a scalar reference, written for clarity. Kernels on every device are tested against it
+//! bit for bit. Nothing in this crate does input or output, reads the environment or depends on the platform's libm.
+
+pub mod rope;
+pub mod sample;
+pub mod weight;
+
+/// Version of NUMERICS.md that this crate implements. Bits may change only together with it.
+pub const NUMERICS_VERSION: u32 = 0;
+
+/// How many (id, logit) pairs a protected step reports.
+pub const TOP_N: usize = 20;
+
+/// Which arithmetic a model runs under.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Profile {
+    /// Weights widened to f32, one ascending chain of f32 FMAs an output.
+    IeeeF32,
+}
+
+impl Profile {
+    /// The name used on the command line and in receipts.
+    pub fn name(self) -> &'static str {
+        match self {
+            Profile::IeeeF32 => "ieee-f32",
+        }
+    }
+}

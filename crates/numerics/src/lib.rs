@@ -3,8 +3,16 @@
 //! Every operation here is a scalar reference, written for clarity. Kernels on every device are tested against it
 //! bit for bit. Nothing in this crate does input or output, reads the environment or depends on the platform's libm.
 
+pub mod attention;
+pub mod chain;
+pub mod digest;
+pub mod lanes;
+pub mod math;
+pub mod norm;
+pub mod philox;
 pub mod rope;
 pub mod sample;
+pub mod select;
 pub mod weight;
 
 /// Version of NUMERICS.md that this crate implements. Bits may change only together with it.

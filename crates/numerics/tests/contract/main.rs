@@ -1,0 +1,3 @@
+//! The contract's scalar reference against exact values, independent rewritings and published answers.
+
+mod math;

@@ -1,7 +1,9 @@
 //! Weight tensors as stored, and their places in the decoder.
 
 use numerics::weight::WeightType;
+use std::fs::File;
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 
 /// Bytes a tensor's storage may live in: a memory map or an owned buffer.
@@ -14,6 +16,20 @@ impl Bytes for Vec<u8> {
     fn bytes(&self) -> &[u8] {
         self
     }
+}
+
+impl Bytes for memmap2::Mmap {
+    fn bytes(&self) -> &[u8] {
+        self
+    }
+}
+
+/// Maps a whole file for reading.
+pub(crate) fn map_file(path: &Path) -> std::io::Result<memmap2::Mmap> {
+    let file = File::open(path)?;
+    // SAFETY: the map is private and read-only. Nothing here writes to a model file; another process that truncates
+    // one in use ends this process with SIGBUS, as with every reader of mapped weights.
+    unsafe { memmap2::Mmap::map(&file) }
 }
 
 /// A matrix `[rows][cols]`, row-major, each row a whole number of blocks of `dtype`. A product computes
@@ -103,6 +119,38 @@ pub struct LayerWeights {
     pub up: Tensor,
     pub down: Tensor,
     pub post_ffn_norm: Option<Vec<f32>>,
+}
+
+impl LayerWeights {
+    /// The matrices, by name.
+    pub fn matrices(&self) -> [(&'static str, &Tensor); 7] {
+        [
+            ("q", &self.q),
+            ("k", &self.k),
+            ("v", &self.v),
+            ("o", &self.o),
+            ("gate", &self.gate),
+            ("up", &self.up),
+            ("down", &self.down),
+        ]
+    }
+
+    /// The vectors there are, by name.
+    pub fn vectors(&self) -> impl Iterator<Item = (&'static str, &Vec<f32>)> {
+        [
+            ("attn_norm", Some(&self.attn_norm)),
+            ("q_bias", self.q_bias.as_ref()),
+            ("k_bias", self.k_bias.as_ref()),
+            ("v_bias", self.v_bias.as_ref()),
+            ("q_norm", self.q_norm.as_ref()),
+            ("k_norm", self.k_norm.as_ref()),
+            ("post_attn_norm", self.post_attn_norm.as_ref()),
+            ("ffn_norm", Some(&self.ffn_norm)),
+            ("post_ffn_norm", self.post_ffn_norm.as_ref()),
+        ]
+        .into_iter()
+        .filter_map(|(name, v)| v.map(|v| (name, v)))
+    }
 }
 
 /// All weights of a decoder. Rows of q and k are in half-split RoPE order whatever the file's order was.

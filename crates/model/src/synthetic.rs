@@ -1,0 +1,258 @@
+//! Models with true shapes and random weights, reproducible on any machine.
+//!
+//! A weight is a function of (seed, tensor, index) only: Philox4x32-10 with the seed as key. The sum of four of its
+//! bytes stands for a normal variate, scaled by a factor of IEEE operations alone and rounded to bf16. Scales are
+//! chosen so that logits spread like a trained model's: a standard deviation near 3, now and then a near tie.
+
+use crate::config::{Activation, Arch, LayerKind, ModelConfig, Rope};
+use crate::weights::{LayerWeights, Tensor, Weights};
+use half::bf16;
+use numerics::rope::RopeScaling;
+use numerics::weight::WeightType;
+use rayon::prelude::*;
+use std::sync::Arc;
+
+/// Why there is no such synthetic model.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum SyntheticError {
+    /// No shape of that name.
+    #[error("no synthetic model \"{given}\", allowed: {allowed}")]
+    Name {
+        /// The name given.
+        given: String,
+        /// All names.
+        allowed: String,
+    },
+    /// The part after `@` is no number.
+    #[error("seed \"{given}\" of a synthetic model, allowed: an integer from 0 to 2^64-1")]
+    Seed {
+        /// The seed given.
+        given: String,
+    },
+}
+
+/// A synthetic model: which shape, which weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Synthetic {
+    shape: &'static Shape,
+    /// Key of the generator.
+    pub seed: u64,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Shape {
+    name: &'static str,
+    vocab_size: usize,
+    hidden: usize,
+    ffn: usize,
+    layers: usize,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    context: usize,
+    theta: u32,
+}
+
+/// Every shape there is. `tiny-llama`'s feed-forward width is a multiple of 32 and not of 128, `tiny-llama-k`'s widths
+/// are multiples of 256 so that every GGUF format can hold it.
+const SHAPES: &[Shape] = &[
+    Shape {
+        name: "tiny-llama",
+        vocab_size: 512,
+        hidden: 64,
+        ffn: 192,
+        layers: 2,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 16,
+        context: 2048,
+        theta: 10_000,
+    },
+    Shape {
+        name: "tiny-llama-k",
+        vocab_size: 512,
+        hidden: 256,
+        ffn: 512,
+        layers: 2,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 64,
+        context: 2048,
+        theta: 10_000,
+    },
+    Shape {
+        name: "smollm2-135m",
+        vocab_size: 49_152,
+        hidden: 576,
+        ffn: 1536,
+        layers: 30,
+        heads: 9,
+        kv_heads: 3,
+        head_dim: 64,
+        context: 8192,
+        theta: 100_000,
+    },
+];
+
+impl Synthetic {
+    /// Parses `NAME` or `NAME@SEED`; without a seed it is 0.
+    pub fn parse(s: &str) -> Result<Self, SyntheticError> {
+        let (name, seed) = match s.split_once('@') {
+            None => (s, 0),
+            Some((name, seed)) => {
+                let digits = !seed.is_empty() && seed.bytes().all(|b| b.is_ascii_digit());
+                let parsed = seed.parse().ok().filter(|_| digits);
+                let refused = || SyntheticError::Seed {
+                    given: crate::gguf::shown(seed),
+                };
+                (name, parsed.ok_or_else(refused)?)
+            }
+        };
+        let shape = SHAPES.iter().find(|shape| shape.name == name);
+        let shape = shape.ok_or_else(|| SyntheticError::Name {
+            given: crate::gguf::shown(name),
+            allowed: Self::names().join(", "),
+        })?;
+        Ok(Self { shape, seed })
+    }
+
+    /// The names [`Synthetic::parse`] knows.
+    pub fn names() -> Vec<&'static str> {
+        SHAPES.iter().map(|s| s.name).collect()
+    }
+
+    /// `NAME@SEED`.
+    pub fn name(&self) -> String {
+        format!("{}@{}", self.shape.name, self.seed)
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> ModelConfig {
+        let s = self.shape;
+        let rope = Rope {
+            theta: f64::from(s.theta),
+            scaling: RopeScaling::None,
+        };
+        ModelConfig {
+            arch: Arch::Llama,
+            vocab_size: s.vocab_size,
+            hidden: s.hidden,
+            ffn: s.ffn,
+            heads: s.heads,
+            kv_heads: s.kv_heads,
+            head_dim: s.head_dim,
+            context: s.context,
+            norm_eps: 1e-5,
+            activation: Activation::Silu,
+            attn_scale: 1.0 / (s.head_dim as f64).sqrt(),
+            embed_scale: None,
+            layers: vec![LayerKind { window: None, rope }; s.layers],
+        }
+    }
+
+    /// All weights: matrices in bf16, norms in f32, tied head.
+    pub fn weights(&self) -> Weights {
+        let s = self.shape;
+        let mut g = Generator {
+            seed: self.seed,
+            tensor: 0,
+        };
+        let (hidden, ffn) = (s.hidden as f64, s.ffn as f64);
+        // Inputs of q, k, v, gate and up are normalised, so their outputs have the deviation named here.
+        let unit = 1.0 / hidden.sqrt();
+        // All branches together outweigh the embedding about 30 times, so that the last token does not predict itself.
+        let branch = 6.7 / (s.layers as f64).sqrt();
+        let (q_rows, kv_rows) = (s.heads * s.head_dim, s.kv_heads * s.head_dim);
+        let embed = g.matrix(s.vocab_size, s.hidden, 3.0 * unit);
+        let layers = (0..s.layers)
+            .map(|_| LayerWeights {
+                attn_norm: g.norm(s.hidden),
+                // Twice as large, so that attention is peaked like a trained model's.
+                q: g.matrix(q_rows, s.hidden, 2.0 * unit),
+                k: g.matrix(kv_rows, s.hidden, unit),
+                v: g.matrix(kv_rows, s.hidden, unit),
+                o: g.matrix(s.hidden, q_rows, branch / (q_rows as f64).sqrt()),
+                q_bias: None,
+                k_bias: None,
+                v_bias: None,
+                q_norm: None,
+                k_norm: None,
+                post_attn_norm: None,
+                ffn_norm: g.norm(s.hidden),
+                gate: g.matrix(s.ffn, s.hidden, unit),
+                up: g.matrix(s.ffn, s.hidden, unit),
+                down: g.matrix(s.hidden, s.ffn, branch / ffn.sqrt()),
+                post_ffn_norm: None,
+            })
+            .collect();
+        Weights {
+            embed,
+            layers,
+            final_norm: g.norm(s.hidden),
+            lm_head: None,
+        }
+    }
+}
+
+/// Hands out tensors, numbered in the order of the calls.
+struct Generator {
+    seed: u64,
+    tensor: u32,
+}
+
+/// Values one task of the pool generates; a multiple of four, and never part of the result.
+const TASK: usize = 1 << 14;
+impl Generator {
+    fn next(&mut self) -> (u64, u32) {
+        self.tensor += 1;
+        (self.seed, self.tensor)
+    }
+
+    /// A bf16 matrix of mean 0 and standard deviation `deviation`.
+    fn matrix(&mut self, rows: usize, cols: usize, deviation: f64) -> Tensor {
+        let (seed, tensor) = self.next();
+        let factor = normal_factor(deviation);
+        let mut bytes = vec![0u8; rows * cols * 2];
+        let tasks = bytes.par_chunks_mut(2 * TASK).enumerate();
+        tasks.for_each(|(task, out)| {
+            let mut first = (task * TASK) as u64;
+            for four in out.chunks_mut(8) {
+                let sums = normals(seed, tensor, first / 4);
+                for (out, sum) in four.chunks_exact_mut(2).zip(sums) {
+                    out.copy_from_slice(&bf16::from_f32(sum as f32 * factor).to_le_bytes());
+                }
+                first += 4;
+            }
+        });
+        let range = 0..bytes.len();
+        Tensor::new(WeightType::Bf16, rows, cols, Arc::new(bytes), range)
+            .expect("the buffer was made for this matrix")
+    }
+
+    /// Norm weights: around 1, with a deviation of 0.1.
+    fn norm(&mut self, n: usize) -> Vec<f32> {
+        let (seed, tensor) = self.next();
+        let factor = normal_factor(0.1);
+        (0..n)
+            .map(|i| 1.0 + normals(seed, tensor, i as u64 / 4)[i % 4] as f32 * factor)
+            .collect()
+    }
+}
+
+/// What gives [`normals`] this standard deviation: theirs is sqrt(4 · (256² − 1) / 12).
+fn normal_factor(deviation: f64) -> f32 {
+    (deviation / 21_845f64.sqrt()) as f32
+}
+
+/// Values 4·`block` … 4·`block`+3 of a tensor: sums of four bytes, centred.
+fn normals(seed: u64, tensor: u32, block: u64) -> [i32; 4] {
+    // The last word keeps these apart from every other use of the generator under the same seed.
+    let counter = [block as u32, (block >> 32) as u32, tensor, 0x5359_4e54];
+    numerics::philox::philox4x32_10(counter, [seed as u32, (seed >> 32) as u32]).map(|word| {
+        word.to_le_bytes()
+            .iter()
+            .map(|&b| i32::from(b))
+            .sum::<i32>()
+            - 510
+    })
+}

@@ -1,0 +1,4 @@
+//! Loading models: every format, and what must be refused.
+
+mod formats;
+mod synthetic;

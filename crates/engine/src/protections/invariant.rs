@@ -1,0 +1,36 @@
+//! `invariant`: one contract launch of whatever there is. Its kernels fix every reduction order, so nothing here can
+//! change a bit.
+
+use super::{Capabilities, Geometry, Planner, Work, end_to_end};
+use crate::prefix::Provenance;
+use device::{KernelFamily, KvSplit};
+
+/// Contract kernels; a request's bits depend on the request alone.
+pub struct InvariantPlanner;
+
+impl Planner for InvariantPlanner {
+    fn provenance(&self) -> Provenance {
+        Provenance {
+            family: KernelFamily::Contract,
+            class: "any",
+        }
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            chunkable: true,
+            cacheable: true,
+            preemptible: true,
+            targets_per_step: None,
+        }
+    }
+
+    fn plan(&self, works: &[Work]) -> Vec<Geometry> {
+        let (placed, rows) = end_to_end(works);
+        vec![Geometry {
+            rows,
+            kv_split: KvSplit::Contract,
+            placed,
+        }]
+    }
+}

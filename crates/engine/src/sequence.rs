@@ -1,0 +1,175 @@
+//! One request on its way: its tokens, how far they are computed, and what has been reported.
+
+use crate::prefix::ChainKey;
+use crate::request::{Event, FinishReason, Request, RequestId, Row};
+use crate::sampler;
+use device::{BLOCK_TOKENS, BlockId, OutputRow, RowResult, Segment};
+use numerics::sample::History;
+
+/// A request and its progress. After a preemption `tokens` are simply computed again: prompt and answer so far.
+#[derive(Debug)]
+pub struct Sequence {
+    pub id: RequestId,
+    /// The request, less its prompt.
+    pub request: Request,
+    /// Index of its planner.
+    pub planner: usize,
+    /// Prompt, then generated tokens.
+    pub tokens: Vec<u32>,
+    pub prompt_len: usize,
+    /// Tokens whose KV is in `blocks`.
+    pub computed: usize,
+    pub blocks: Vec<BlockId>,
+    /// Blocks at the front of `blocks` that came from the cache or were published to it.
+    pub published: usize,
+    /// Next prompt position to report.
+    next_row: Option<usize>,
+    /// What penalties look at.
+    history: History,
+    /// The cache keys: the root, then one for each full block as far as needed. Empty: the cache is not used.
+    keys: Vec<ChainKey>,
+}
+
+impl Sequence {
+    pub fn new(
+        id: RequestId,
+        mut request: Request,
+        planner: usize,
+        root: Option<ChainKey>,
+    ) -> Self {
+        let tokens = std::mem::take(&mut request.prompt);
+        Self {
+            id,
+            planner,
+            prompt_len: tokens.len(),
+            computed: 0,
+            blocks: Vec::new(),
+            published: 0,
+            next_row: request.prompt_rows_from,
+            history: if sampler::is_greedy(&request.sampling) {
+                History::default()
+            } else {
+                History::new(&tokens, &[])
+            },
+            keys: root.into_iter().collect(),
+            tokens,
+            request,
+        }
+    }
+
+    /// Tokens still to compute before the next one can be chosen.
+    pub fn remaining(&self) -> usize {
+        self.tokens.len() - self.computed
+    }
+
+    pub fn generates(&self) -> bool {
+        self.request.max_tokens > 0
+    }
+
+    /// Tokens whose KV must be recomputed at least from here on, because a result is still to be read there.
+    pub fn first_needed(&self) -> usize {
+        let last = self.tokens.len() - 1;
+        self.next_row.map_or(last, |row| row.min(last))
+    }
+
+    /// The keys before and after full block `index`; `None` where the cache is not used.
+    pub fn key_pair(&mut self, index: usize) -> Option<(ChainKey, ChainKey)> {
+        while self.keys.len() <= index + 1 {
+            let parent = *self.keys.last()?;
+            self.keys
+                .push(parent.extend(self.block_tokens(self.keys.len() - 1)));
+        }
+        Some((self.keys[index], self.keys[index + 1]))
+    }
+
+    /// Tokens of full block `index`.
+    pub fn block_tokens(&self, index: usize) -> &[u32] {
+        &self.tokens[index * BLOCK_TOKENS..(index + 1) * BLOCK_TOKENS]
+    }
+
+    /// The next `count` tokens as a segment at row `offset`.
+    pub fn segment(&self, offset: usize, count: usize) -> Segment {
+        let (start, end) = (self.computed, self.computed + count);
+        let output = |position: usize| {
+            let chooses = position + 1 == self.tokens.len() && self.generates();
+            (chooses || self.wants_row(position)).then(|| OutputRow {
+                index: position - start,
+                logits: chooses && !sampler::is_greedy(&self.request.sampling),
+                score: self
+                    .tokens
+                    .get(position + 1)
+                    .copied()
+                    .filter(|_| self.wants_row(position)),
+            })
+        };
+        Segment {
+            offset,
+            tokens: self.tokens[start..end].to_vec(),
+            start,
+            blocks: self.blocks.clone(),
+            outputs: (start..end).filter_map(output).collect(),
+        }
+    }
+
+    fn wants_row(&self, position: usize) -> bool {
+        position < self.prompt_len && self.next_row.is_some_and(|row| position >= row)
+    }
+
+    /// Takes the results of `segment`, emits events, and says whether that ends the request.
+    pub fn absorb(
+        &mut self,
+        segment: &Segment,
+        rows: Vec<RowResult>,
+        context: usize,
+        mut emit: impl FnMut(Event),
+    ) -> Option<FinishReason> {
+        let end = self.tokens.len();
+        let mut stopped = false;
+        for (output, result) in segment.outputs.iter().zip(rows) {
+            let position = segment.start + output.index;
+            if result.nan {
+                return Some(FinishReason::Failed(format!(
+                    "a logit after position {position} is NaN"
+                )));
+            }
+            let mut chosen = None;
+            if position + 1 == end && self.generates() {
+                match sampler::choose(&result, &self.request.sampling, &self.history, end) {
+                    Ok(choice) => chosen = Some(choice),
+                    Err(reason) => return Some(FinishReason::Failed(reason)),
+                }
+            }
+            let row = Row {
+                top: result.top,
+                log_sum_exp: result.log_sum_exp,
+                chosen_logit: chosen.map(|(_, logit)| logit).or(result.score),
+            };
+            if self.wants_row(position) {
+                self.next_row = Some(position + 1).filter(|&next| next < self.prompt_len);
+                emit(Event::PromptRow {
+                    position,
+                    row: row.clone(),
+                });
+            }
+            if let Some((token, _)) = chosen {
+                let index = end - self.prompt_len;
+                self.tokens.push(token);
+                self.history.push(token);
+                stopped = self.request.stop_tokens.contains(&token);
+                emit(Event::Token { index, token, row });
+            }
+        }
+        self.computed += segment.tokens.len();
+        if stopped {
+            Some(FinishReason::Stop)
+        } else if self.computed >= self.prompt_len
+            && self.tokens.len() - self.prompt_len >= self.request.max_tokens
+        {
+            Some(FinishReason::Length)
+        } else if self.tokens.len() >= context && self.generates() {
+            Some(FinishReason::Context)
+        } else {
+            None
+        }
+    }
+}

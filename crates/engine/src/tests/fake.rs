@@ -1,0 +1,242 @@
+//! A small device made of hashes. A position's state is a hash of its token and of all earlier positions, **read back
+//! through the block table**, so that a wrong table, a wrong position, stale memory or KV of the other family shows:
+//! as a panic that says which, or as other bits. Contract states depend on the sequence alone; vendor states also on
+//! the launch's rows and KV split, as the fastest kernels of a real platform do.
+
+use device::{
+    BLOCK_TOKENS, BlockId, Device, DeviceError, DeviceInfo, KernelFamily, KvSplit, Launch,
+    RowResult, Segment, StepOutput, StepPlan,
+};
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+
+pub const VOCAB: usize = 64;
+/// A token whose logits, and those of everything after it, are NaN. Never generated.
+pub const NAN_TOKEN: u32 = 63;
+/// A token that is never generated either.
+pub const RARE_TOKEN: u32 = 62;
+/// State of a position with a NaN.
+const NAN: u64 = u64::MAX;
+
+#[derive(Clone, Copy)]
+enum Cell {
+    Filled(f32),
+    Written {
+        family: KernelFamily,
+        position: usize,
+        state: u64,
+    },
+}
+
+/// What the test sees and sets from outside.
+#[derive(Default)]
+pub struct Log {
+    pub plans: Vec<StepPlan>,
+    /// Fail the next execution with this.
+    pub fail: Option<String>,
+    /// Panic at the next execution.
+    pub panic: bool,
+}
+
+pub type SharedLog = Arc<Mutex<Log>>;
+
+pub struct FakeDevice {
+    cells: Vec<Cell>,
+    log: SharedLog,
+    families: Vec<KernelFamily>,
+}
+
+impl FakeDevice {
+    pub fn new(blocks: usize) -> (Box<dyn Device>, SharedLog) {
+        Self::with_families(blocks, &[KernelFamily::Contract, KernelFamily::Vendor])
+    }
+
+    pub fn with_families(blocks: usize, families: &[KernelFamily]) -> (Box<dyn Device>, SharedLog) {
+        let log = SharedLog::default();
+        let device = Self {
+            cells: vec![Cell::Filled(f32::NAN); blocks * BLOCK_TOKENS],
+            log: log.clone(),
+            families: families.to_vec(),
+        };
+        (Box::new(device), log)
+    }
+
+    fn run_segment(&mut self, launch: &Launch, segment: &Segment) -> Vec<RowResult> {
+        let cell =
+            |p: usize| segment.blocks[p / BLOCK_TOKENS] as usize * BLOCK_TOKENS + p % BLOCK_TOKENS;
+        let mut past = 1;
+        for p in 0..segment.start {
+            match self.cells[cell(p)] {
+                Cell::Filled(value) => panic!("position {p} reads memory that holds {value}"),
+                Cell::Written {
+                    family,
+                    position,
+                    state,
+                } => {
+                    assert_eq!(
+                        family, launch.family,
+                        "position {p} reads KV of the other family"
+                    );
+                    assert_eq!(position, p, "position {p} reads another position's KV");
+                    past = fold(past, state);
+                }
+            }
+        }
+        let shape = match (launch.family, launch.kv_split) {
+            (KernelFamily::Contract, KvSplit::Contract) => 0,
+            (KernelFamily::Vendor, KvSplit::Parts(parts)) => {
+                mix(launch.rows as u64 + 1, u64::from(parts))
+            }
+            (family, split) => panic!("{family:?} launch with {split:?}"),
+        };
+        let mut outputs = segment.outputs.iter().peekable();
+        let mut results = Vec::new();
+        for (index, &token) in segment.tokens.iter().enumerate() {
+            let position = segment.start + index;
+            let state = if token == NAN_TOKEN || past == NAN {
+                NAN
+            } else {
+                mix(mix(past, shape), mix(u64::from(token), position as u64)) >> 1
+            };
+            self.cells[cell(position)] = Cell::Written {
+                family: launch.family,
+                position,
+                state,
+            };
+            past = fold(past, state);
+            if let Some(output) = outputs.next_if(|o| o.index == index) {
+                results.push(result(state, output));
+            }
+        }
+        assert!(
+            outputs.next().is_none(),
+            "outputs must ascend and lie in the segment"
+        );
+        results
+    }
+}
+
+fn fold(past: u64, state: u64) -> u64 {
+    if past == NAN || state == NAN {
+        NAN
+    } else {
+        mix(past, state) >> 1
+    }
+}
+
+/// A 64-bit mixer (the finaliser of MurmurHash3 over a combination).
+pub fn mix(a: u64, b: u64) -> u64 {
+    let mut x = a.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+        ^ b.rotate_left(32).wrapping_add(0x5851_f42d_4c95_7f2d);
+    x = (x ^ (x >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    x = (x ^ (x >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+    x ^ (x >> 33)
+}
+
+fn result(state: u64, output: &device::OutputRow) -> RowResult {
+    let logit = |id: u32| match id {
+        NAN_TOKEN | RARE_TOKEN => -100.0,
+        _ => (mix(state, u64::from(id)) >> 44) as f32 / 131072.0,
+    };
+    let logits: Vec<f32> = (0..VOCAB as u32).map(logit).collect();
+    let mut top: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).collect();
+    top.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    top.truncate(numerics::TOP_N);
+    RowResult {
+        nan: state == NAN,
+        top,
+        log_sum_exp: (mix(state, 1 << 40) >> 44) as f32,
+        score: output.score.map(|id| logits[id as usize]),
+        logits: output.logits.then_some(logits),
+    }
+}
+
+fn check_launch(launch: &Launch, blocks: usize) {
+    let mut row = 0;
+    let mut written = BTreeSet::new();
+    for s in &launch.segments {
+        assert!(
+            s.offset >= row && !s.tokens.is_empty(),
+            "segments must ascend and hold tokens"
+        );
+        row = s.offset + s.tokens.len();
+        let end = s.start + s.tokens.len();
+        assert!(
+            s.blocks.len() * BLOCK_TOKENS >= end,
+            "blocks must cover the segment"
+        );
+        assert!(
+            s.blocks.iter().all(|&b| (b as usize) < blocks),
+            "no such block"
+        );
+        for block in &s.blocks[s.start / BLOCK_TOKENS..end.div_ceil(BLOCK_TOKENS)] {
+            assert!(written.insert(*block), "two segments write block {block}");
+        }
+    }
+    assert!(row <= launch.rows, "segments must lie in the buffer");
+    for s in &launch.segments {
+        for block in &s.blocks[..s.start / BLOCK_TOKENS] {
+            assert!(
+                !written.contains(block),
+                "block {block} is read and written in one launch"
+            );
+        }
+    }
+}
+
+impl Device for FakeDevice {
+    fn info(&self) -> DeviceInfo {
+        DeviceInfo {
+            name: "fake".into(),
+            facts: Vec::new(),
+        }
+    }
+
+    fn kv_blocks(&self) -> usize {
+        self.cells.len() / BLOCK_TOKENS
+    }
+
+    fn supports(&self, family: KernelFamily) -> bool {
+        self.families.contains(&family)
+    }
+
+    fn execute(&mut self, plan: &StepPlan) -> Result<StepOutput, DeviceError> {
+        {
+            let mut log = self.log.lock().unwrap();
+            if let Some(reason) = log.fail.take() {
+                return Err(DeviceError::Resource(reason));
+            }
+            if log.panic {
+                drop(log);
+                panic!("the fake device was told to panic");
+            }
+            log.plans.push(plan.clone());
+        }
+        let blocks = self.kv_blocks();
+        let mut run = |launch: &Launch| {
+            check_launch(launch, blocks);
+            launch
+                .segments
+                .iter()
+                .map(|s| self.run_segment(launch, s))
+                .collect()
+        };
+        Ok(StepOutput {
+            rows: plan.launches.iter().map(&mut run).collect(),
+        })
+    }
+
+    fn copy_blocks(&mut self, _: &[(BlockId, BlockId)]) -> Result<(), DeviceError> {
+        Err(DeviceError::Unsupported(
+            "the fake device copies no blocks".into(),
+        ))
+    }
+
+    fn fill_blocks(&mut self, blocks: &[BlockId], value: f32) -> Result<(), DeviceError> {
+        for &block in blocks {
+            let at = block as usize * BLOCK_TOKENS;
+            self.cells[at..at + BLOCK_TOKENS].fill(Cell::Filled(value));
+        }
+        Ok(())
+    }
+}

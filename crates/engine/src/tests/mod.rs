@@ -1,0 +1,9 @@
+//! Tests of the engine on a fake device that detects every wrong read, and on the reference device.
+
+mod cache;
+mod fake;
+mod harness;
+mod invariance;
+mod refusals;
+mod scheduling;
+mod threads;

@@ -1,6 +1,8 @@
 //! Devices: where a step runs. One trait, one conformance suite for every implementation.
 
 pub mod plan;
+pub mod reference;
+mod validate;
 
 pub use plan::{
     BLOCK_TOKENS, BlockId, KernelFamily, KvSplit, Launch, OutputRow, RowResult, Segment,

@@ -1,5 +1,7 @@
 //! What a device is asked to do in one step: an ordered list of launches.
 
+pub use crate::validate::validate;
+
 /// Tokens a KV block holds.
 pub const BLOCK_TOKENS: usize = 64;
 

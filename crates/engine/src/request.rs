@@ -11,6 +11,25 @@ pub enum Protection {
     Invariant,
 }
 
+impl Protection {
+    /// Every protection.
+    pub const ALL: [Protection; 2] = [Protection::None, Protection::Invariant];
+
+    /// The name used on the command line, in messages and in receipts.
+    pub fn name(self) -> &'static str {
+        match self {
+            Protection::None => "none",
+            Protection::Invariant => "invariant",
+        }
+    }
+}
+
+impl std::fmt::Display for Protection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 /// Names a request within one engine, in order of arrival.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
@@ -160,7 +179,7 @@ pub enum Refusal {
         limit: usize,
     },
     /// The device was loaded without what the protection needs, or the protection can't keep a promise asked for.
-    #[error("protection {protection:?} is not available: {reason}")]
+    #[error("protection {protection} is not available: {reason}")]
     Unavailable {
         /// Which.
         protection: Protection,

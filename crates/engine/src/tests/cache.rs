@@ -64,6 +64,19 @@ fn an_answer_s_blocks_serve_the_next_turn() {
 }
 
 #[test]
+fn cached_prefixes_extended_by_1_to_130_tokens_change_nothing() {
+    for extension in 1..=130 {
+        let request = invariant(1, 128 + extension, 2);
+        let (mut engine, _) = fake_engine(20, EngineConfig::default());
+        run_one(&mut engine, &invariant(1, 129, 1));
+        let id = engine.submit(request.clone()).unwrap();
+        let record = run(&mut engine);
+        assert_eq!(record.cached[&id], [128]);
+        assert_eq!(record.answers[&id], solo(&request));
+    }
+}
+
+#[test]
 fn trimming_the_cached_prompt_by_one_token_changes_nothing() {
     for len in [63, 64, 65, 127, 128, 129, 130] {
         let (mut engine, _) = fake_engine(20, EngineConfig::default());

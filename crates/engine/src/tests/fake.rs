@@ -40,27 +40,24 @@ pub struct Log {
 
 pub type SharedLog = Arc<Mutex<Log>>;
 
-pub struct FakeDevice {
+struct FakeDevice {
     cells: Vec<Cell>,
     log: SharedLog,
     families: Vec<KernelFamily>,
 }
 
+/// A fake device that runs these families, and the log it shares with the test.
+pub fn fake_device(blocks: usize, families: &[KernelFamily]) -> (Box<dyn Device>, SharedLog) {
+    let log = SharedLog::default();
+    let device = FakeDevice {
+        cells: vec![Cell::Filled(f32::NAN); blocks * BLOCK_TOKENS],
+        log: log.clone(),
+        families: families.to_vec(),
+    };
+    (Box::new(device), log)
+}
+
 impl FakeDevice {
-    pub fn new(blocks: usize) -> (Box<dyn Device>, SharedLog) {
-        Self::with_families(blocks, &[KernelFamily::Contract, KernelFamily::Vendor])
-    }
-
-    pub fn with_families(blocks: usize, families: &[KernelFamily]) -> (Box<dyn Device>, SharedLog) {
-        let log = SharedLog::default();
-        let device = Self {
-            cells: vec![Cell::Filled(f32::NAN); blocks * BLOCK_TOKENS],
-            log: log.clone(),
-            families: families.to_vec(),
-        };
-        (Box::new(device), log)
-    }
-
     fn run_segment(&mut self, launch: &Launch, segment: &Segment) -> Vec<RowResult> {
         let cell =
             |p: usize| segment.blocks[p / BLOCK_TOKENS] as usize * BLOCK_TOKENS + p % BLOCK_TOKENS;

@@ -1,9 +1,10 @@
 //! Runs engines to their end and records what each request saw.
 
-use super::fake::{FakeDevice, SharedLog, VOCAB, mix};
+use super::fake::{SharedLog, VOCAB, fake_device, mix};
 use crate::{
     Engine, EngineConfig, Event, FinishReason, ModelFacts, Protection, Request, RequestId, Row,
 };
+use device::KernelFamily;
 use numerics::Profile;
 use std::collections::BTreeMap;
 
@@ -15,7 +16,7 @@ pub const FACTS: ModelFacts = ModelFacts {
 };
 
 pub fn fake_engine(blocks: usize, config: EngineConfig) -> (Engine, SharedLog) {
-    let (device, log) = FakeDevice::new(blocks);
+    let (device, log) = fake_device(blocks, &[KernelFamily::Contract, KernelFamily::Vendor]);
     (Engine::new(device, FACTS, config).unwrap(), log)
 }
 
@@ -121,7 +122,7 @@ pub fn run(engine: &mut Engine) -> Record {
 
 /// The request alone in a fresh engine with room for everything.
 pub fn solo(request: &Request) -> Answer {
-    let (mut engine, _) = fake_engine(400, EngineConfig::default());
+    let (mut engine, _) = fake_engine(160, EngineConfig::default());
     let id = engine.submit(request.clone()).unwrap();
     run(&mut engine).answers.remove(&id).unwrap()
 }

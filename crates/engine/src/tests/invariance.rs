@@ -402,3 +402,70 @@ fn what_greedy_bias_and_penalties_change_is_the_choice_only() {
         "so is the chosen one's"
     );
 }
+
+#[test]
+fn decode_rows_254_to_258_change_nothing() {
+    let target = invariant(1, 40, 6);
+    for rows in 254..=258u64 {
+        let config = EngineConfig {
+            token_budget: 600,
+            max_running: 300,
+            ..EngineConfig::default()
+        };
+        undisturbed(config, &target, |engine, step, _| {
+            if step == 0 {
+                for i in 1..rows {
+                    engine.submit(invariant(i, 2, 5 + i as usize % 3)).unwrap();
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn logits_at_batch_1_and_n_agree() {
+    for len in [1, 17, 513, 4097] {
+        let target = invariant(7, len, 2);
+        let alone = solo(&target);
+        for n in [1, 2, 3, 8, 64, 255, 256] {
+            let config = EngineConfig {
+                token_budget: 2048,
+                max_running: 256,
+                ..EngineConfig::default()
+            };
+            let (mut engine, _) = fake_engine(n * 10 + 160, config);
+            // The target comes last; its neighbours are long enough to share steps with it.
+            let mut requests: Vec<Request> = (1..n as u64)
+                .map(|i| invariant(i, 100, 2 * len.div_ceil(500) + 3))
+                .collect();
+            requests.push(target.clone());
+            assert_eq!(
+                together(&mut engine, &requests).pop(),
+                Some(alone.clone()),
+                "{n} × {len}"
+            );
+        }
+    }
+}
+
+#[test]
+fn thirty_prompts_in_shuffled_batches_of_12_and_16_agree() {
+    let requests: Vec<Request> = (0..30).map(|i| invariant(i, 9 + i as usize, 200)).collect();
+    let alone: Vec<Answer> = requests.iter().map(solo).collect();
+    for (max_running, stride) in [(12, 7), (16, 11), (16, 29)] {
+        let config = EngineConfig {
+            max_running,
+            ..EngineConfig::default()
+        };
+        let (mut engine, _) = fake_engine(70, config);
+        let order: Vec<usize> = (0..30).map(|i| i * stride % 30).collect();
+        let shuffled: Vec<Request> = order.iter().map(|&i| requests[i].clone()).collect();
+        let answers = together(&mut engine, &shuffled);
+        assert!(
+            order
+                .iter()
+                .zip(answers)
+                .all(|(&i, answer)| answer == alone[i])
+        );
+    }
+}

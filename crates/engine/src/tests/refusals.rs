@@ -1,6 +1,6 @@
 //! What is refused, and that the message names the value and the limit.
 
-use super::fake::{FakeDevice, VOCAB};
+use super::fake::{VOCAB, fake_device};
 use super::harness::*;
 use crate::{Engine, EngineConfig, EngineError, Request};
 use device::KernelFamily;
@@ -105,17 +105,17 @@ fn a_full_queue_refuses_and_recovers() {
 
 #[test]
 fn a_protection_without_its_kernels_is_refused() {
-    let (device, _) = FakeDevice::with_families(4, &[KernelFamily::Contract]);
+    let (device, _) = fake_device(4, &[KernelFamily::Contract]);
     let mut engine = Engine::new(device, FACTS, EngineConfig::default()).unwrap();
     let message = engine.submit(none(1, 10, 5)).unwrap_err().to_string();
     assert_eq!(
         message,
-        "protection None is not available: the device was loaded without vendor kernels"
+        "protection none is not available: the device was loaded without vendor kernels"
     );
     engine.submit(invariant(1, 10, 5)).unwrap();
     run(&mut engine);
 
-    let (device, _) = FakeDevice::with_families(4, &[KernelFamily::Vendor]);
+    let (device, _) = fake_device(4, &[KernelFamily::Vendor]);
     let mut engine = Engine::new(device, FACTS, EngineConfig::default()).unwrap();
     assert!(
         engine
@@ -129,7 +129,7 @@ fn a_protection_without_its_kernels_is_refused() {
 #[test]
 fn configurations_out_of_range_are_refused() {
     let new = |blocks, families: &[KernelFamily], config| {
-        let (device, _) = FakeDevice::with_families(blocks, families);
+        let (device, _) = fake_device(blocks, families);
         Engine::new(device, FACTS, config).err()
     };
     let all = [KernelFamily::Contract, KernelFamily::Vendor];

@@ -1,6 +1,5 @@
 //! The scheduler: budget, order, fairness, KV, cancellation, and protections that allow less.
 
-use super::fake::FakeDevice;
 use super::harness::*;
 use crate::prefix::Provenance;
 use crate::protections::{Capabilities, Geometry, Planner, Work};
@@ -209,7 +208,7 @@ fn after_a_device_failure_all_requests_end_and_nothing_stays_cached() {
 fn stats_count_what_happened() {
     let (mut engine, _) = fake_engine(10, EngineConfig::default());
     let request = invariant(1, 130, 5);
-    together(&mut engine, &[request.clone()]);
+    together(&mut engine, std::slice::from_ref(&request));
     together(&mut engine, &[request]);
     let stats = engine.stats();
     assert_eq!(stats.tokens_processed, (130 + 4) + (2 + 4));
@@ -252,20 +251,12 @@ impl Planner for Strict {
 }
 
 fn strict_engine(blocks: usize) -> (Engine, super::fake::SharedLog) {
-    let (device, log) = FakeDevice::new(blocks);
     let config = EngineConfig {
         token_budget: 100,
+        max_running: 20,
         ..EngineConfig::default()
     };
-    let mut engine = Engine::new(
-        device,
-        FACTS,
-        EngineConfig {
-            max_running: 20,
-            ..config
-        },
-    )
-    .unwrap();
+    let (mut engine, log) = fake_engine(blocks, config);
     engine.planners[0] = (Protection::None, Box::new(Strict));
     (engine, log)
 }

@@ -4,6 +4,7 @@ mod cache;
 mod fake;
 mod harness;
 mod invariance;
+mod planners;
 mod reference;
 mod refusals;
 mod scheduling;

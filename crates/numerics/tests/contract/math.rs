@@ -62,3 +62,61 @@ fn errors_are_within_the_stated_bounds() {
     assert_bound("ln", 1.0, w(&positive, math::ln, f64::ln));
     assert_bound("tanh", 2.0, w(&number, math::tanh, f64::tanh));
 }
+
+#[test]
+fn special_arguments() {
+    use math::{exp, exp2, gelu_tanh, ln, silu, tanh};
+    let inf = f32::INFINITY;
+    for f in [exp2, exp, ln, tanh, silu, gelu_tanh] {
+        assert!(f(f32::NAN).is_nan());
+        assert!(f(-f32::NAN).is_nan());
+    }
+    for n in -149..128 {
+        assert_eq!(exp2(n as f32), 2f64.powi(n) as f32, "2^{n}");
+    }
+    for f in [exp2, exp] {
+        assert_eq!((f(inf), f(-inf), f(f32::MAX)), (inf, 0.0, inf));
+        assert_eq!((f(0.0), f(-0.0), f(f32::MIN)), (1.0, 1.0, 0.0));
+        assert_eq!(f(-200.0).to_bits(), 0, "underflow is +0");
+    }
+    assert_eq!((exp2(128.0), exp2(-150.0)), (inf, 0.0));
+    assert!(exp2(127.999_99) < inf && exp(88.72) < inf && exp(88.73) == inf);
+    assert_eq!((ln(0.0), ln(-0.0), ln(inf)), (-inf, -inf, inf));
+    assert!(ln(-1.0).is_nan() && ln(-inf).is_nan());
+    assert_eq!(ln(1.0).to_bits(), 0);
+    for x in [0.0f32, 1e-45, 1e-30, 0.3, 0.55, 0.56, 1.0, 9.0, 20.0, inf] {
+        assert_eq!(tanh(-x).to_bits(), (-tanh(x)).to_bits());
+    }
+    assert_eq!((tanh(inf), tanh(1e-45)), (1.0, 1e-45));
+    assert_eq!((silu(inf), silu(-1e30), silu(0.0)), (inf, 0.0, 0.0));
+    assert_eq!((gelu_tanh(inf), gelu_tanh(-1e30)), (inf, 0.0));
+    assert!(gelu_tanh(1e30) == 1e30 && silu(1e30) == 1e30);
+}
+
+#[test]
+fn powers_of_two() {
+    for e in -126..=127 {
+        assert_eq!(math::p2(e), 2f64.powi(e) as f32);
+    }
+    for e in [-127, -150, -33_554_432, i32::MIN] {
+        assert_eq!(math::p2(e).to_bits(), 0);
+    }
+}
+
+#[test]
+fn activations_are_near_their_functions() {
+    let (mut silu, mut gelu) = (0.0f64, 0.0f64);
+    for i in -88_000..88_000 {
+        let x = i as f32 * 1e-3 + 1e-5;
+        let d = f64::from(x);
+        silu = silu.max(ulps(math::silu(x), d / (1.0 + (-d).exp())));
+        let u = (2.0 / std::f64::consts::PI).sqrt() * (d + 0.044715 * d * d * d);
+        let error = f64::from(math::gelu_tanh(x)) - 0.5 * d * (1.0 + u.tanh());
+        gelu = gelu.max(error.abs() / d.abs());
+    }
+    println!(
+        "silu: {silu:.3} ulp; gelu_tanh: 2^{:.2} of |x|",
+        gelu.log2()
+    );
+    assert!(silu <= 3.0 && gelu <= 2f64.powi(-22));
+}

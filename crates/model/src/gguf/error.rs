@@ -4,9 +4,16 @@ use std::fmt;
 
 /// Text from a file as it may appear in a message: control characters escaped, cut after 80 characters.
 pub(crate) fn shown(s: &str) -> String {
-    let mut out: String = s.chars().take(80).flat_map(char::escape_debug).collect();
-    if s.chars().nth(80).is_some() {
-        out.push('…');
+    let mut out = String::new();
+    for (i, c) in s.chars().enumerate() {
+        match c {
+            _ if i == 80 => {
+                out.push('…');
+                break;
+            }
+            '"' | '\'' => out.push(c),
+            _ => out.extend(c.escape_debug()),
+        }
     }
     out
 }

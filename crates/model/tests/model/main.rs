@@ -1,4 +1,7 @@
 //! Loading models: every format, and what must be refused.
 
+mod bad_gguf;
+mod bad_hf;
 mod formats;
 mod synthetic;
+mod watch;

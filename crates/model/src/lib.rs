@@ -3,6 +3,8 @@
 mod arch;
 mod assemble;
 pub mod config;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod gguf;
 pub mod hf;
 mod identity;

@@ -2,6 +2,7 @@
 
 mod bad_gguf;
 mod bad_hf;
+mod corpus;
 mod fixture;
 mod formats;
 mod synthetic;

@@ -10,6 +10,9 @@ use tokenizers::DecoderWrapper;
 /// Ids from this one on are refused: no published vocabulary comes near, and tables are sized by the largest id.
 pub(crate) const MAX_ID: u32 = 1 << 22;
 
+/// Added tokens that may lie beyond a model's embedding.
+const EXTRA_ADDED: usize = 16;
+
 /// Special tokens that end an answer by convention; they count as end tokens where the vocabulary has them, whether or
 /// not the model's files name them.
 const END_NAMES: [&str; 6] = [
@@ -317,11 +320,12 @@ impl Tokenizer {
     }
 
     /// Refuses a tokenizer that cannot belong to a model whose embedding has `model_vocab` rows: one that has tokens
-    /// the model lacks, or far fewer than the model has (embeddings are padded by a few percent at most). Added tokens
-    /// beyond the embedding are let through where all others fit: text-only models of a multimodal family share its
-    /// tokenizer, and the engine refuses such an id when it sees one.
+    /// the model lacks, or far fewer than the model has (embeddings are padded by a few percent at most). A handful of
+    /// added tokens beyond the embedding is let through: text-only models of a multimodal family share its tokenizer,
+    /// image tokens included, and the engine refuses such an id when it sees one.
     pub fn check_fits(&self, model_vocab: usize) -> Result<(), TokenizerError> {
-        let too_large = self.vocab_size > model_vocab && self.base_size != model_vocab;
+        let beyond = self.vocab_size.saturating_sub(model_vocab);
+        let too_large = beyond > EXTRA_ADDED || self.base_size > model_vocab;
         if too_large || self.vocab_size < model_vocab - model_vocab / 10 {
             return Err(TokenizerError::DoesNotFit {
                 tokenizer: self.vocab_size,

@@ -1,0 +1,30 @@
+# What there is to do; `make help` lists it.
+.DEFAULT_GOAL := help
+.PHONY: help demo test deny advisories bench
+
+CARGO_TARGET_DIR ?= target
+BLOCKLOCK := $(CARGO_TARGET_DIR)/release/blocklock
+
+help: ## list the targets
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
+
+demo: ## build, fetch a small model, and check whether its answers depend on what shares their batch
+	@echo "== 1 of 3: building blocklock (release; a few minutes on 2 cores the first time)"
+	cargo build --release --locked -p cli
+	@echo "== 2 of 3: fetching SmolLM2-135M-Instruct (93 MB) into the cache folder, unless it is there"
+	$(BLOCKLOCK) pull
+	@echo "== 3 of 3: one request alone, then in crowds of other requests: are its bits the same?"
+	@echo "   'none' runs every request on the fastest kernels; 'invariant' promises bits that depend on the request alone."
+	$(BLOCKLOCK) check --protection none,invariant
+
+test: ## the whole suite: format, lints, documentation, tests
+	@scripts/test.sh
+
+deny: ## dependencies: bans, licences, sources (needs cargo-deny)
+	cargo deny --locked check bans licenses sources
+
+advisories: ## dependencies: known vulnerabilities (needs cargo-deny and a network)
+	cargo deny --locked check advisories
+
+bench: ## blocklock beside llama.cpp, in turns (builds llama.cpp the first time)
+	scripts/bench.sh

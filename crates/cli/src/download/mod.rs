@@ -189,10 +189,8 @@ fn transfer(
     let mut write_error = None;
     let copied = copy(&mut reader, |chunk| {
         bar.inc(chunk.len() as u64);
-        file.write_all(chunk).map_err(|e| {
-            write_error = Some(write_failure(folder, source, &e));
-            e
-        })
+        file.write_all(chunk)
+            .inspect_err(|e| write_error = Some(write_failure(folder, source, e)))
     });
     let given = file.stream_position().map_err(cache)?;
     match (write_error, copied) {
@@ -234,10 +232,8 @@ fn extract(
     let mut write_error = None;
     let bytes = copy(&mut member.take(source.bytes + 1), |chunk| {
         hash.update(chunk);
-        out.write_all(chunk).map_err(|e| {
-            write_error = Some(write_failure(folder, source, &e));
-            e
-        })
+        out.write_all(chunk)
+            .inspect_err(|e| write_error = Some(write_failure(folder, source, e)))
     });
     if let Some(failure) = write_error {
         return Err(failure);

@@ -195,12 +195,12 @@ fn parse_config(text: &str) -> HashMap<String, String> {
         if trimmed.is_empty() || trimmed.starts_with(['#', ';']) {
             continue;
         }
-        if line.starts_with([' ', '\t']) {
-            if let Some(value) = last.as_ref().and_then(|key| options.get_mut(key)) {
-                value.push('\n');
-                value.push_str(trimmed);
-                continue;
-            }
+        if line.starts_with([' ', '\t'])
+            && let Some(value) = last.as_ref().and_then(|key| options.get_mut(key))
+        {
+            value.push('\n');
+            value.push_str(trimmed);
+            continue;
         }
         if let Some(name) = trimmed.strip_prefix('[').and_then(|t| t.strip_suffix(']')) {
             section = name.to_owned();

@@ -6,6 +6,8 @@
 pub mod attention;
 pub mod chain;
 pub mod digest;
+pub mod ex2;
+pub mod k16;
 pub mod lanes;
 pub mod math;
 pub mod norm;

@@ -175,12 +175,31 @@ fn concurrent_twins_share_once_the_first_has_written() {
     assert_eq!(record.answers[&first], record.answers[&twin.unwrap()]);
 }
 
+fn root_of(family: KernelFamily, class: &'static str, salt: Option<&str>) -> ChainKey {
+    ChainKey::root(Profile::IeeeF32, Provenance { family, class }, salt)
+}
+
 fn root() -> ChainKey {
-    let provenance = Provenance {
-        family: KernelFamily::Contract,
-        class: "any",
-    };
-    ChainKey::root(Profile::IeeeF32, provenance, None)
+    root_of(KernelFamily::Contract, "any", None)
+}
+
+#[test]
+fn each_part_of_the_provenance_and_the_salt_alone_tell_keys_apart() {
+    let (contract, vendor) = (KernelFamily::Contract, KernelFamily::Vendor);
+    let roots = [
+        root(),
+        root_of(vendor, "any", None),
+        root_of(contract, "shared", None),
+        root_of(contract, "any", Some("")),
+        root_of(contract, "any", Some("any")),
+        root_of(contract, "", Some("any")),
+        root_of(contract, "anyplain", None),
+    ];
+    for i in 0..roots.len() {
+        for j in 0..i {
+            assert_ne!(roots[i], roots[j], "{i} and {j}");
+        }
+    }
 }
 
 #[test]

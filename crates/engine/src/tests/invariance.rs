@@ -404,6 +404,22 @@ fn what_greedy_bias_and_penalties_change_is_the_choice_only() {
 }
 
 #[test]
+fn penalties_look_at_the_answer_so_far() {
+    let mut request = invariant(1, 1, 40);
+    assert!(
+        !all_differ(&solo(&request).tokens),
+        "plain answers repeat tokens"
+    );
+    request.sampling.repetition_penalty = 1e6;
+    assert!(all_differ(&solo(&request).tokens));
+}
+
+fn all_differ(tokens: &[u32]) -> bool {
+    let set: std::collections::BTreeSet<&u32> = tokens.iter().collect();
+    set.len() == tokens.len()
+}
+
+#[test]
 fn decode_rows_254_to_258_change_nothing() {
     let target = invariant(1, 40, 6);
     for rows in 254..=258u64 {

@@ -60,7 +60,7 @@ pub const LOG2E: f32 = f32::from_bits(0x3fb8_aa3b);
 pub const LN2_HI: f32 = f32::from_bits(0x3f31_7218);
 /// RN(ln 2 − [`LN2_HI`]); negative.
 pub const LN2_LO: f32 = f32::from_bits(0xb102_e308);
-/// [`exp2`] clamps its argument to ±these: (low, high).
+/// [`exp2`] clamps its argument to these: (low, high).
 pub const EXP2_CLAMP: (f32, f32) = (-151.0, 129.0);
 /// [`exp`] clamps its argument to these: (low, high).
 pub const EXP_CLAMP: (f32, f32) = (-104.0, 89.0);

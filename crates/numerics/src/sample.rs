@@ -218,7 +218,13 @@ fn weigh(z: &[f32], params: &SamplingParams) -> Result<Vec<(u32, u64)>, SampleEr
     let weight = |z: f32| {
         // Equal infinities have no difference.
         let d = if z == max { 0.0 } else { z - max };
-        (math::exp(d / params.temperature) * ONE as f32) as u64
+        let x = d / params.temperature;
+        // Below −23 the weight is 0 anyway, and most of a vocabulary lies there.
+        if x < -23.0 {
+            0
+        } else {
+            (math::exp(x) * ONE as f32) as u64
+        }
     };
     let mut kept: Vec<(u32, f32, u64)> = match params.top_k as usize {
         k if k > 0 && k < z.len() => select::top_k(z, k)?

@@ -41,7 +41,8 @@ fn worst(
     }
 }
 
-/// A prime, so that low mantissa bits vary. 1 sweeps every f32 (minutes); the bounds hold there too.
+/// A prime, so that low mantissa bits vary. With 1, over the arguments where the functions neither saturate nor round
+/// to 1, the worst are 0.80 (exp2frac), 0.88 (exp2), 0.90 (exp), 0.92 (ln) and 1.59 (tanh) ulp.
 const STRIDE: u32 = 1009;
 
 #[track_caller]

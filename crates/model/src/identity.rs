@@ -10,7 +10,7 @@ const LEAF: usize = 1 << 16;
 
 impl Weights {
     /// A hash of all weights as the f32 values they widen to, so that equal weights have equal hashes in every file
-    /// format. A tied head counts as the embedding it is. Reads every weight: about half a second a gigabyte and core.
+    /// format. A tied head counts as the embedding it is. Reads every weight.
     pub fn content_hash(&self) -> Digest {
         let mut out = Encoder::new("blocklock weights v1");
         let embed = tensor_hash(&self.embed);
@@ -37,12 +37,13 @@ fn tensor_hash(t: &Tensor) -> Digest {
         .map(|leaf| {
             let mut hasher = blake3::Hasher::new_derive_key("blocklock weights leaf v1");
             let mut values = vec![0f32; t.cols];
-            let mut bytes = Vec::with_capacity(4 * t.cols);
+            let mut bytes = vec![[0u8; 4]; t.cols];
             for r in leaf * rows..t.rows.min((leaf + 1) * rows) {
                 widen_row(t.dtype, t.row(r), &mut values);
-                bytes.clear();
-                bytes.extend(values.iter().flat_map(|v| v.to_le_bytes()));
-                hasher.update(&bytes);
+                for (b, v) in bytes.iter_mut().zip(&values) {
+                    *b = v.to_le_bytes();
+                }
+                hasher.update(bytes.as_flattened());
             }
             Digest(*hasher.finalize().as_bytes())
         })

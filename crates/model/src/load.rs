@@ -1,7 +1,7 @@
 //! `--model`: what it may name, and how that is loaded.
 
 use crate::config::ModelConfig;
-use crate::gguf::{self, GgufFile, GgufModelError, shown};
+use crate::gguf::{self, GgufFile, GgufModelError, one_line};
 use crate::hf::{self, HfError};
 use crate::synthetic::{Synthetic, SyntheticError};
 use crate::weights::{LayerWeights, Tensor, Weights};
@@ -47,7 +47,7 @@ pub enum LoadError {
     #[error(transparent)]
     Synthetic(#[from] SyntheticError),
     /// A GGUF file was refused.
-    #[error("{}: {source}", shown(&.path.to_string_lossy()))]
+    #[error("{}: {source}", one_line(&.path.to_string_lossy()))]
     Gguf {
         /// The file.
         path: PathBuf,
@@ -55,7 +55,7 @@ pub enum LoadError {
         source: Box<GgufModelError>,
     },
     /// A directory was refused.
-    #[error("{}: {source}", shown(&.path.to_string_lossy()))]
+    #[error("{}: {source}", one_line(&.path.to_string_lossy()))]
     Directory {
         /// The directory.
         path: PathBuf,
@@ -75,14 +75,14 @@ impl ModelSource {
             Ok(m) if m.is_dir() => Ok(ModelSource::Directory(path)),
             Ok(m) if m.is_file() => Ok(ModelSource::Gguf(path)),
             Ok(_) => Err(LoadError::NotFound {
-                given: shown(given),
+                given: one_line(given),
                 reason: "neither a file nor a directory".to_string(),
             }),
             Err(_) if is_hub_id(given) => Err(LoadError::HubId {
-                given: shown(given),
+                given: one_line(given),
             }),
             Err(e) => Err(LoadError::NotFound {
-                given: shown(given),
+                given: one_line(given),
                 reason: e.to_string(),
             }),
         }

@@ -4,13 +4,17 @@ use std::fmt;
 
 /// Text from a file as it may appear in a message: control characters escaped, cut after 80 characters.
 pub(crate) fn shown(s: &str) -> String {
+    match s.char_indices().nth(80) {
+        Some((end, _)) => one_line(&s[..end]) + "…",
+        None => one_line(s),
+    }
+}
+
+/// Text with its control characters escaped.
+pub(crate) fn one_line(s: &str) -> String {
     let mut out = String::new();
-    for (i, c) in s.chars().enumerate() {
+    for c in s.chars() {
         match c {
-            _ if i == 80 => {
-                out.push('…');
-                break;
-            }
             '"' | '\'' => out.push(c),
             _ => out.extend(c.escape_debug()),
         }

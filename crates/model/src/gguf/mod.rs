@@ -9,7 +9,7 @@ mod read;
 mod value;
 
 pub use error::GgufError;
-pub(crate) use error::shown;
+pub(crate) use error::{one_line, shown};
 pub use model::GgufModelError;
 pub use value::{Array, Metadata, Value};
 

@@ -378,6 +378,7 @@ fn arguments_and_directories_are_refused_by_name() {
         "./none.gguf".into(),
         "a/b/c".into(),
         "models/none.gguf".into(),
+        "x/".repeat(100),
     ] {
         let message = refused(|| open(&missing));
         assert!(

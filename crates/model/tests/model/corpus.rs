@@ -18,7 +18,7 @@ fn replay(target: &str, run: fn(&[u8]) -> bool) {
             "{path:?} allocated {largest} bytes at once"
         );
         assert!(
-            start.elapsed().as_secs_f64() < 1.0,
+            start.elapsed().as_secs_f64() < 5.0,
             "{path:?} took {:?}",
             start.elapsed()
         );

@@ -44,8 +44,8 @@ pub fn largest_allocation<T>(f: impl FnOnce() -> T) -> (usize, T) {
     (LARGEST.get(), out)
 }
 
-/// The message `f` refuses its input with, which has to be one short line, given in less than a second and without an
-/// allocation above 16 MiB.
+/// The message `f` refuses its input with, which has to be one short line, given quickly and without an allocation above
+/// 16 MiB.
 pub fn refused<T, E: std::fmt::Display>(f: impl FnOnce() -> Result<T, E>) -> String {
     let start = std::time::Instant::now();
     let (largest, result) = largest_allocation(f);
@@ -53,8 +53,9 @@ pub fn refused<T, E: std::fmt::Display>(f: impl FnOnce() -> Result<T, E>) -> Str
         panic!("accepted, but should be refused");
     };
     let message = error.to_string();
+    // Milliseconds on a free core; a busy machine may hold a thread up for seconds.
     assert!(
-        start.elapsed().as_secs_f64() < 1.0,
+        start.elapsed().as_secs_f64() < 5.0,
         "{message}: took {:?}",
         start.elapsed()
     );

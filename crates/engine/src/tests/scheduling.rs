@@ -269,7 +269,7 @@ fn capabilities_are_kept_whatever_the_load() {
     };
     let expected: Vec<Answer> = targets.iter().map(alone).collect();
 
-    let (mut engine, log) = strict_engine(9);
+    let (mut engine, log) = strict_engine(13);
     let mut ids = Vec::new();
     let record = run_with(&mut engine, |engine, record| {
         if record.steps < 60 && record.steps % 3 == 0 {
@@ -301,6 +301,33 @@ fn capabilities_are_kept_whatever_the_load() {
             );
         }
     }
+}
+
+#[test]
+fn what_is_not_preemptible_reserves_its_answer_too() {
+    let (mut engine, _) = strict_engine(13);
+    engine.submit(none(1, 180, 100)).unwrap();
+    engine.step().unwrap();
+    assert_eq!(engine.stats().kv_used, 5, "279 tokens");
+}
+
+#[test]
+fn nobody_is_admitted_in_a_step_that_had_to_preempt() {
+    let (mut engine, _) = fake_engine(8, EngineConfig::default());
+    for i in 0..12 {
+        engine
+            .submit(invariant(i, 30 + 9 * i as usize, 90))
+            .unwrap();
+    }
+    while !engine.is_idle() {
+        let before = engine.stats().preemptions;
+        let events = engine.step().unwrap();
+        let admitted = events
+            .iter()
+            .any(|(_, e)| matches!(e, Event::Admitted { .. }));
+        assert!(!admitted || engine.stats().preemptions == before);
+    }
+    assert!(engine.stats().preemptions > 0);
 }
 
 #[derive(Debug, Clone)]

@@ -81,6 +81,20 @@ fn dropping_a_stream_and_cancelling_end_the_request() {
 }
 
 #[test]
+fn dropping_a_stream_frees_its_place_in_the_queue_at_once() {
+    let config = EngineConfig {
+        max_running: 1,
+        ..EngineConfig::default()
+    };
+    let handle = EngineThread::spawn(fake_engine(200, config).0).unwrap();
+    let running = handle.submit(invariant(1, 100, 9_000)).unwrap();
+    drop(handle.submit(invariant(2, 100, 10)).unwrap());
+    let stats = handle.stats().unwrap(); // asked after the drop, answered in order
+    assert_eq!(stats.waiting + stats.running, 1, "{stats:?}");
+    drop(running);
+}
+
+#[test]
 fn refusals_come_through() {
     let (handle, _) = start(4);
     let refusal = handle.submit(invariant(1, 0, 5)).err().unwrap();

@@ -14,7 +14,7 @@ use device::{BLOCK_TOKENS, BlockId};
 impl Engine {
     /// Admits, preempts, gives out blocks; returns how many tokens each request computes now.
     pub(crate) fn schedule(&mut self) -> Vec<(RequestId, usize)> {
-        let preempted = self.grow();
+        self.grow();
         let mut budget = self.config.token_budget;
         let (ready, begun): (Vec<&Sequence>, Vec<&Sequence>) =
             self.running.values().partition(|s| s.remaining() == 1);
@@ -28,8 +28,8 @@ impl Engine {
                 budget = budget.saturating_sub(share);
             }
         }
-        // After a preemption KV is short: a newcomer would be the next to lose it.
-        while !preempted && budget > 0 && self.running.len() < self.config.max_running {
+        // A request that `grow` preempted heads the queue and does not fit: what it gave up is partly taken.
+        while budget > 0 && self.running.len() < self.config.max_running {
             let Some(id) = self.admit_next() else {
                 break;
             };
@@ -57,9 +57,8 @@ impl Engine {
     }
 
     /// A block for every running request that starts one with its next token, oldest first. Where none is left, the
-    /// youngest gives up its own. Says whether any did.
-    fn grow(&mut self) -> bool {
-        let mut preempted = false;
+    /// youngest gives up its own.
+    fn grow(&mut self) {
         let ids: Vec<RequestId> = self.running.keys().copied().collect();
         for id in ids {
             while let Some(sequence) = self.running.get_mut(&id) {
@@ -74,10 +73,8 @@ impl Engine {
                 if !youngest_first.into_iter().any(|id| self.preempt(id)) {
                     break; // can't be: what isn't preemptible has all its blocks, so at least `id` itself went
                 }
-                preempted = true;
             }
         }
-        preempted
     }
 
     /// Moves the next request that may run from the queue; `None` where there is none or its KV does not fit.

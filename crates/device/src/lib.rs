@@ -1,7 +1,12 @@
 //! Devices: where a step runs. One trait, one conformance suite for every implementation.
 
+#[doc(hidden)]
+pub mod conformance;
+pub mod cpu;
 pub mod plan;
 pub mod reference;
+#[doc(hidden)]
+pub mod testing;
 mod validate;
 
 pub use plan::{

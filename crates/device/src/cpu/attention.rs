@@ -1,0 +1,644 @@
+//! Attention over paged keys and values (NUMERICS.md section 7).
+//!
+//! Keys of a block lie transposed, `[head_dim][64]`, so that lanes run across keys and each score is one chain over
+//! head_dim; values lie `[64][columns]`, so that lanes run across columns. Queries that share a KV head are taken six
+//! rows at a time: a row is one (position, query head). A block is one tile of the contract.
+//!
+//! Only visible keys take part: lanes of others are computed from whatever memory holds and then dropped by selection,
+//! and their values are never read.
+
+use super::isa::Kernel;
+use super::math;
+use super::simd::{LANES, Simd};
+use crate::plan::{BLOCK_TOKENS, BlockId};
+use numerics::attention::{CHUNK, SCORE_LIMIT, TILE, WEIGHT_FLOOR};
+
+const _: () = assert!(TILE == BLOCK_TOKENS);
+
+/// Rows taken together: 6 × 4 accumulators.
+pub(crate) const ROWS: usize = 6;
+/// Rows an item has at most, a whole number of [`ROWS`].
+pub(crate) const ITEM_ROWS: usize = 48;
+/// Vectors of keys a tile.
+const KEYS: usize = TILE / LANES;
+
+/// `columns` rounded up to whole vectors.
+pub(crate) fn padded(columns: usize) -> usize {
+    columns.next_multiple_of(LANES)
+}
+
+/// Floats of one head of one block: keys, then values.
+pub(crate) fn head_floats(head_dim: usize) -> usize {
+    TILE * (head_dim + padded(head_dim))
+}
+
+/// How a sequence's keys are cut into ranges, each from scratch and then merged in ascending order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ranges {
+    /// The contract's absolute chunks, integer maxima.
+    Chunks,
+    /// Nearly equal parts of the sequence's `keys`, f32 maxima.
+    Parts { parts: usize, keys: usize },
+}
+
+impl Ranges {
+    /// Ranges that cover keys `0..hi`.
+    pub fn count(self, hi: usize) -> usize {
+        match self {
+            Ranges::Chunks => hi.div_ceil(CHUNK),
+            Ranges::Parts { parts, .. } => parts,
+        }
+    }
+    fn get(self, i: usize) -> (usize, usize) {
+        match self {
+            Ranges::Chunks => (i * CHUNK, (i + 1) * CHUNK),
+            Ranges::Parts { parts, keys } => (keys * i / parts, keys * (i + 1) / parts),
+        }
+    }
+}
+
+/// A worker's memory for one item.
+pub(crate) struct Scratch {
+    queries: Vec<f32>,
+    /// The current range: O, L, M by row.
+    out: Vec<f32>,
+    sums: Vec<[f32; LANES]>,
+    max: Vec<f32>,
+    /// Ranges so far.
+    total: Vec<f32>,
+    total_sum: Vec<f32>,
+    total_max: Vec<f32>,
+    scores: Vec<[f32; TILE]>,
+}
+
+impl Scratch {
+    pub fn new(head_dim: usize) -> Self {
+        let width = padded(head_dim);
+        Self {
+            queries: vec![0.0; ITEM_ROWS * head_dim],
+            out: vec![0.0; ITEM_ROWS * width],
+            sums: vec![[0.0; LANES]; ITEM_ROWS],
+            max: vec![0.0; ITEM_ROWS],
+            total: vec![0.0; ITEM_ROWS * width],
+            total_sum: vec![0.0; ITEM_ROWS],
+            total_max: vec![0.0; ITEM_ROWS],
+            scores: vec![[0.0; TILE]; ROWS],
+        }
+    }
+}
+
+/// The state of a range, or of several merged: maximum, Σ P, then Σ P·V by column.
+pub(crate) const STATE_HEAD: usize = LANES;
+
+/// Where an item's results go.
+#[derive(Clone, Copy)]
+pub(crate) enum Sink {
+    /// Final rows: row (position i, head g), column c to `out[i][(g·head_dim + c)]` in the packed layout below.
+    Rows {
+        out: *mut f32,
+        /// Row of the launch's buffer of the item's first position.
+        first: usize,
+        /// Columns of the packed buffer.
+        width: usize,
+        /// First column of the item's first head.
+        column: usize,
+        /// Tokens a block of the packed buffer.
+        tb: usize,
+    },
+    /// One range's state: (position i, head g) at `i·row_stride + g·head_stride`.
+    State {
+        out: *mut f32,
+        row_stride: usize,
+        head_stride: usize,
+    },
+}
+
+/// `positions` consecutive query positions of one sequence, with all `group` query heads of one KV head.
+pub(crate) struct Attend<'a> {
+    /// Query (position i, head g) lies at `q + i·q_stride + g·head_dim`.
+    pub q: *const f32,
+    pub q_stride: usize,
+    pub positions: usize,
+    pub group: usize,
+    /// Absolute position of the first.
+    pub start: usize,
+    pub window: Option<usize>,
+    pub head_dim: usize,
+    /// This layer's and head's part of block 0, and the floats between blocks.
+    pub kv: *const f32,
+    pub block_stride: usize,
+    pub blocks: &'a [BlockId],
+    pub scale: f32,
+    pub ranges: Ranges,
+    /// Ranges `from..to` are done, others left.
+    pub from: usize,
+    pub to: usize,
+    pub sink: Sink,
+    pub scratch: &'a mut Scratch,
+}
+
+impl Kernel for Attend<'_> {
+    type Out = ();
+    #[inline(always)]
+    unsafe fn run<S: Simd>(mut self) {
+        // SAFETY: the caller vouches for the pointers.
+        unsafe {
+            let exact = self.ranges == Ranges::Chunks;
+            self.attend::<S>(exact);
+        }
+    }
+}
+
+impl Attend<'_> {
+    /// Visible keys of row `r` within a range.
+    #[inline(always)]
+    fn visible(&self, r: usize, range: (usize, usize)) -> (usize, usize) {
+        let p = self.start + r / self.group;
+        let lo = match self.window {
+            Some(w) => (p + 1).saturating_sub(w),
+            None => 0,
+        };
+        (lo.max(range.0), (p + 1).min(range.1))
+    }
+
+    #[inline(always)]
+    unsafe fn attend<S: Simd>(&mut self, exact: bool) {
+        let rows = self.positions * self.group;
+        let width = padded(self.head_dim);
+        // SAFETY: as the caller vouches; scratch is sized for ITEM_ROWS rows.
+        unsafe {
+            self.pack_queries(rows);
+            for r in 0..rows {
+                self.scratch.total_max[r] = f32::NEG_INFINITY;
+            }
+            for i in self.from..self.to {
+                let range = self.ranges.get(i);
+                // Visible ranges move up with the position, so the outermost rows bound them all.
+                let lo = self.visible(0, range).0;
+                let hi = self.visible(rows - 1, range).1;
+                if lo >= hi {
+                    continue;
+                }
+                for r in 0..rows {
+                    self.scratch.max[r] = f32::NEG_INFINITY;
+                    self.scratch.sums[r] = [0.0; LANES];
+                }
+                self.scratch.out[..rows * width].fill(0.0);
+                for tile in lo / TILE..hi.div_ceil(TILE) {
+                    let mut r = 0;
+                    while r < rows {
+                        let place = (r / ROWS * ROWS, r % ROWS);
+                        r += match (rows - r).min(ROWS - place.1) {
+                            1 => self.tile::<S, 1>(place, tile, range, exact),
+                            2 => self.tile::<S, 2>(place, tile, range, exact),
+                            6 => self.tile::<S, 6>(place, tile, range, exact),
+                            _ => self.tile::<S, 3>(place, tile, range, exact),
+                        };
+                    }
+                }
+                for r in 0..rows {
+                    self.merge::<S>(r, width, exact);
+                }
+            }
+            for r in 0..rows {
+                self.finish::<S>(r, width);
+            }
+        }
+    }
+
+    /// `[group of six rows][d][row]`, so that one column's queries lie together.
+    #[inline(always)]
+    unsafe fn pack_queries(&mut self, rows: usize) {
+        let d = self.head_dim;
+        for r in 0..rows {
+            let (set, lane) = (r / ROWS, r % ROWS);
+            let in_set = ROWS.min(rows - set * ROWS);
+            // SAFETY: the caller vouches for the queries; the scratch holds ITEM_ROWS rows.
+            unsafe {
+                let q = self
+                    .q
+                    .add(r / self.group * self.q_stride + r % self.group * d);
+                let to = self.scratch.queries.as_mut_ptr().add(set * ROWS * d + lane);
+                for i in 0..d {
+                    *to.add(i * in_set) = *q.add(i);
+                }
+            }
+        }
+    }
+
+    /// `R` rows from place (first row of the set, row in the set); gives R.
+    #[inline(always)]
+    unsafe fn tile<S: Simd, const R: usize>(
+        &mut self,
+        (set, in_set): (usize, usize),
+        tile: usize,
+        range: (usize, usize),
+        exact: bool,
+    ) -> usize {
+        let r0 = set + in_set;
+        let first = tile * TILE;
+        let d = self.head_dim;
+        let width = padded(d);
+        let (mut lo, mut hi) = ([0usize; R], [0usize; R]);
+        let (mut min_lo, mut max_lo, mut min_hi, mut max_hi) = (TILE, 0, TILE, 0);
+        for r in 0..R {
+            let (a, b) = self.visible(r0 + r, range);
+            lo[r] = a.clamp(first, first + TILE) - first;
+            hi[r] = b.clamp(first, first + TILE) - first;
+            if lo[r] < hi[r] {
+                min_lo = min_lo.min(lo[r]);
+                max_hi = max_hi.max(hi[r]);
+            } else {
+                hi[r] = lo[r];
+            }
+            max_lo = max_lo.max(lo[r]);
+            min_hi = min_hi.min(hi[r]);
+        }
+        if min_lo >= max_hi {
+            return R;
+        }
+        // SAFETY: the block exists, and each head holds TILE keys and values.
+        unsafe {
+            let block = *self.blocks.get_unchecked(tile) as usize;
+            let keys = self.kv.add(block * self.block_stride);
+            let values = keys.add(d * TILE);
+            let stride = ROWS.min(self.positions * self.group - set);
+            let q = self.scratch.queries.as_ptr().add(set * d + in_set);
+            let scores = self.scratch.scores.as_mut_ptr().cast::<f32>();
+            let (v0, v1) = (min_lo / LANES, max_hi.div_ceil(LANES));
+            if S::ACCS >= KEYS * ROWS && v1 - v0 == KEYS {
+                scores_of::<S, KEYS, R>(q, stride, keys, d, scores);
+            } else {
+                for v in v0..v1 {
+                    scores_of::<S, 1, R>(q, stride, keys.add(v * LANES), d, scores.add(v * LANES));
+                }
+            }
+            let out = self.scratch.out.as_mut_ptr().add(r0 * width);
+            for r in 0..R {
+                if lo[r] < hi[r] {
+                    let by = weights::<S>(
+                        exact,
+                        scores.add(r * TILE),
+                        lo[r],
+                        hi[r],
+                        self.scale,
+                        &mut self.scratch.max[r0 + r],
+                        &mut self.scratch.sums[r0 + r],
+                    );
+                    if by != 1.0 {
+                        let mut c = 0;
+                        while c < width {
+                            let o = out.add(r * width + c);
+                            S::store(o, S::mul(S::load(o), S::splat(by)));
+                            c += LANES;
+                        }
+                    }
+                }
+            }
+            // Keys all rows see together, with what single rows see before and after.
+            let (from, to) = if max_lo < min_hi {
+                (max_lo, min_hi)
+            } else {
+                (TILE, TILE)
+            };
+            for r in 0..R {
+                let (o, p) = (out.add(r * width), scores.add(r * TILE));
+                let end = hi[r].min(from);
+                if lo[r] < end {
+                    values_of::<S, 1>(o, p, values, width, lo[r], end);
+                }
+            }
+            if from < to {
+                values_of::<S, R>(out, scores, values, width, from, to);
+                for r in 0..R {
+                    let (o, p) = (out.add(r * width), scores.add(r * TILE));
+                    if to < hi[r] {
+                        values_of::<S, 1>(o, p, values, width, to, hi[r]);
+                    }
+                }
+            }
+        }
+        R
+    }
+
+    /// Takes the current range of row `r` into the total.
+    #[inline(always)]
+    unsafe fn merge<S: Simd>(&mut self, r: usize, width: usize, exact: bool) {
+        let s = &mut *self.scratch;
+        if s.max[r] == f32::NEG_INFINITY {
+            return; // no visible key
+        }
+        // SAFETY: both rows have `width` floats.
+        unsafe {
+            let sum = S::tree(S::load(s.sums[r].as_ptr()));
+            let next = s.out.as_ptr().add(r * width);
+            let total = s.total.as_mut_ptr().add(r * width);
+            merge_state::<S>(
+                exact,
+                (&mut s.total_max[r], &mut s.total_sum[r], total),
+                (s.max[r], sum, next),
+                width,
+            );
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn finish<S: Simd>(&mut self, r: usize, width: usize) {
+        let s = &*self.scratch;
+        // SAFETY: the caller vouches for the sink.
+        unsafe {
+            let total = s.total.as_ptr().add(r * width);
+            match self.sink {
+                Sink::State {
+                    out,
+                    row_stride,
+                    head_stride,
+                } => {
+                    let (i, g) = (r / self.group, r % self.group);
+                    let out = out.add(i * row_stride + g * head_stride);
+                    *out = s.total_max[r];
+                    *out.add(1) = s.total_sum[r];
+                    if s.total_max[r] != f32::NEG_INFINITY {
+                        std::ptr::copy_nonoverlapping(total, out.add(STATE_HEAD), width);
+                    }
+                }
+                Sink::Rows {
+                    out,
+                    first,
+                    width: columns,
+                    column,
+                    tb,
+                } => {
+                    let row = first + r / self.group;
+                    let column = column + r % self.group * self.head_dim;
+                    let out = out.add((row / tb * columns + column) * tb + row % tb);
+                    divide::<S>(total, s.total_sum[r], self.head_dim, out, tb);
+                }
+            }
+        }
+    }
+}
+
+/// O / L into `out[c·stride]`.
+#[inline(always)]
+unsafe fn divide<S: Simd>(o: *const f32, l: f32, columns: usize, out: *mut f32, stride: usize) {
+    // SAFETY: as the caller vouches; `o` is padded to whole vectors.
+    unsafe {
+        let mut c = 0;
+        while c < columns {
+            let y = S::div(S::load(o.add(c)), S::splat(l));
+            let mut a = [0f32; LANES];
+            S::store(a.as_mut_ptr(), y);
+            for l in 0..LANES.min(columns - c) {
+                *out.add((c + l) * stride) = a[l];
+            }
+            c += LANES;
+        }
+    }
+}
+
+/// NV·16 scores a row: `out[r·64 + i] = chain(q_r, k_i)`.
+#[inline(always)]
+unsafe fn scores_of<S: Simd, const NV: usize, const R: usize>(
+    mut q: *const f32,
+    q_stride: usize,
+    mut keys: *const f32,
+    d: usize,
+    out: *mut f32,
+) {
+    // SAFETY: as the caller vouches.
+    unsafe {
+        let mut acc = [[S::splat(0.0); NV]; R];
+        for _ in 0..d {
+            let mut k = [S::splat(0.0); NV];
+            for v in 0..NV {
+                k[v] = S::load(keys.add(v * LANES));
+            }
+            for r in 0..R {
+                let x = S::splat(*q.add(r));
+                for v in 0..NV {
+                    acc[r][v] = S::fma(x, k[v], acc[r][v]);
+                }
+            }
+            q = q.add(q_stride);
+            keys = keys.add(TILE);
+        }
+        for r in 0..R {
+            for v in 0..NV {
+                S::store(out.add(r * TILE + v * LANES), acc[r][v]);
+            }
+        }
+    }
+}
+
+/// Turns a row's scores into weights P, in place, for visible keys `lo..hi`; updates maximum and sums and gives the
+/// factor for the row's output.
+#[inline(always)]
+unsafe fn weights<S: Simd>(
+    exact: bool,
+    row: *mut f32,
+    lo: usize,
+    hi: usize,
+    scale: f32,
+    max: &mut f32,
+    sums: &mut [f32; LANES],
+) -> f32 {
+    // SAFETY: a row has TILE floats.
+    unsafe {
+        let (v0, v1) = (lo / LANES, hi.div_ceil(LANES));
+        let floor = S::splat(f32::NEG_INFINITY);
+        let mut top = floor;
+        for v in v0..v1 {
+            let p = row.add(v * LANES);
+            let mut s = S::mul(S::load(p), S::splat(scale));
+            if exact {
+                s = math::clamp::<S>(s, (-SCORE_LIMIT, SCORE_LIMIT));
+            }
+            S::store(p, s);
+            let n = if exact { S::rint(s) } else { s };
+            let base = (v * LANES) as i32;
+            let seen = S::lanes(lo as i32 - base, hi as i32 - base);
+            top = S::max(S::select(seen, n, floor), top);
+        }
+        let top = S::largest(top);
+        let mut by = 1.0;
+        if top > *max {
+            if *max != f32::NEG_INFINITY {
+                by = power(exact, *max - top);
+            }
+            *max = top;
+        } else if *max == f32::NEG_INFINITY {
+            // Only NaN or −∞ so far: any finite reference gives the same status.
+            *max = -SCORE_LIMIT;
+        }
+        let m = S::splat(*max);
+        let mut l = S::load(sums.as_ptr());
+        if by != 1.0 {
+            l = S::mul(l, S::splat(by));
+        }
+        for v in v0..v1 {
+            let p = row.add(v * LANES);
+            let s = S::load(p);
+            let (e, f);
+            if exact {
+                let n = S::rint(s);
+                e = S::sub(n, m);
+                f = S::sub(s, n);
+            } else {
+                let x = S::sub(s, m);
+                e = S::rint(x);
+                f = S::sub(x, e);
+            }
+            let w = S::mul(math::exp2frac::<S>(f), S::p2(e));
+            let small = S::lt(e, S::splat(WEIGHT_FLOOR as f32));
+            let w = S::select(small, S::splat(0.0), w);
+            let base = (v * LANES) as i32;
+            let seen = S::lanes(lo as i32 - base, hi as i32 - base);
+            // An unseen key adds +0 to a sum that is never −0: nothing.
+            let w = S::select(seen, w, S::splat(0.0));
+            S::store(p, w);
+            l = S::add(l, w);
+        }
+        S::store(sums.as_mut_ptr(), l);
+        by
+    }
+}
+
+/// 2^e for e ≤ 0: an integer if exact.
+#[inline(always)]
+fn power(exact: bool, e: f32) -> f32 {
+    if exact {
+        numerics::math::p2(e as i32)
+    } else {
+        numerics::math::exp2(e)
+    }
+}
+
+/// `o[r][c] = fma(P_r[j], V[j][c], o[r][c])` for keys j in `from..to`, ascending.
+#[inline(always)]
+unsafe fn values_of<S: Simd, const R: usize>(
+    out: *mut f32,
+    p: *const f32,
+    values: *const f32,
+    width: usize,
+    from: usize,
+    to: usize,
+) {
+    let mut c = 0;
+    while c < width {
+        // SAFETY: as the caller vouches; `width` is whole vectors.
+        unsafe {
+            if S::ACCS >= 4 * ROWS && width - c >= 4 * LANES {
+                columns::<S, 4, R>(out.add(c), p, values.add(c), width, from, to);
+                c += 4 * LANES;
+            } else {
+                columns::<S, 1, R>(out.add(c), p, values.add(c), width, from, to);
+                c += LANES;
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn columns<S: Simd, const NC: usize, const R: usize>(
+    out: *mut f32,
+    p: *const f32,
+    values: *const f32,
+    width: usize,
+    from: usize,
+    to: usize,
+) {
+    // SAFETY: as the caller vouches.
+    unsafe {
+        let mut acc = [[S::splat(0.0); NC]; R];
+        for r in 0..R {
+            for c in 0..NC {
+                acc[r][c] = S::load(out.add(r * width + c * LANES));
+            }
+        }
+        let mut v = values.add(from * width);
+        for j in from..to {
+            let mut x = [S::splat(0.0); NC];
+            for c in 0..NC {
+                x[c] = S::load(v.add(c * LANES));
+            }
+            for r in 0..R {
+                let w = S::splat(*p.add(r * TILE + j));
+                for c in 0..NC {
+                    acc[r][c] = S::fma(w, x[c], acc[r][c]);
+                }
+            }
+            v = v.add(width);
+        }
+        for r in 0..R {
+            for c in 0..NC {
+                S::store(out.add(r * width + c * LANES), acc[r][c]);
+            }
+        }
+    }
+}
+
+/// Merges the next range's (maximum, sum, out) into the total's; a total of maximum −∞ has none yet.
+#[inline(always)]
+unsafe fn merge_state<S: Simd>(
+    exact: bool,
+    total: (&mut f32, &mut f32, *mut f32),
+    next: (f32, f32, *const f32),
+    width: usize,
+) {
+    // SAFETY: both outputs have `width` floats, whole vectors.
+    unsafe {
+        if *total.0 == f32::NEG_INFINITY {
+            (*total.0, *total.1) = (next.0, next.1);
+            std::ptr::copy_nonoverlapping(next.2, total.2, width);
+            return;
+        }
+        let max = if *total.0 > next.0 { *total.0 } else { next.0 };
+        let (a, b) = (power(exact, *total.0 - max), power(exact, next.0 - max));
+        *total.0 = max;
+        *total.1 = total.1.mul_add(a, next.1 * b);
+        let (a, b) = (S::splat(a), S::splat(b));
+        let mut c = 0;
+        while c < width {
+            let o = total.2.add(c);
+            let n = S::mul(S::load(next.2.add(c)), b);
+            S::store(o, S::fma(S::load(o), a, n));
+            c += LANES;
+        }
+    }
+}
+
+/// Folds the states of one row's ranges, in order, and writes the row.
+pub(crate) struct Fold<'a> {
+    /// States, `stride` floats apart.
+    pub states: *mut f32,
+    pub count: usize,
+    pub stride: usize,
+    pub head_dim: usize,
+    pub exact: bool,
+    pub out: *mut f32,
+    pub out_stride: usize,
+    pub scratch: &'a mut Scratch,
+}
+
+impl Kernel for Fold<'_> {
+    type Out = ();
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let width = padded(self.head_dim);
+        let total = self.scratch.total.as_mut_ptr();
+        let (mut max, mut sum) = (f32::NEG_INFINITY, 0.0);
+        // SAFETY: the caller vouches for states and output.
+        unsafe {
+            for i in 0..self.count {
+                let p = self.states.add(i * self.stride);
+                let next = (*p, *p.add(1), p.add(STATE_HEAD).cast_const());
+                if next.0 == f32::NEG_INFINITY {
+                    continue;
+                }
+                merge_state::<S>(self.exact, (&mut max, &mut sum, total), next, width);
+            }
+            divide::<S>(total, sum, self.head_dim, self.out, self.out_stride);
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! The CPU device: contract kernels for AVX-512, AVX2 and plain Rust, vendor products by the `gemm` crate.
+//!
+//! A step is one pass of a team of workers over the decoder (`forward`). Weights are repacked at load (`pack`) and stay
+//! in the stored precision. Bits under [`KernelFamily::Contract`] depend on neither path, threads nor launch shape.
+
+mod attention;
+mod forward;
+mod isa;
+mod linear;
+mod load;
+mod math;
+mod memory;
+mod pack;
+mod rows;
+mod simd;
+mod team;
+#[cfg(test)]
+mod tests;
+mod timing;
+mod vendor;
+
+pub use isa::{Isa, IsaMissing};
+pub use timing::OpTimes;
+
+use crate::plan::{BlockId, KernelFamily, StepOutput, StepPlan};
+use crate::{Device, DeviceError, DeviceInfo};
+use load::Model;
+use memory::Floats;
+use model::{ModelConfig, Weights};
+use std::sync::Arc;
+use team::Team;
+
+/// How a [`CpuDevice`] is set up.
+#[derive(Debug, Clone)]
+pub struct CpuOptions {
+    /// Worker threads; 0: one a core.
+    pub threads: usize,
+    /// Kernel path; `None`: the fastest here.
+    pub isa: Option<Isa>,
+    /// KV blocks of 64 tokens in the pool.
+    pub kv_blocks: usize,
+    /// Whether vendor launches are allowed.
+    pub vendor: bool,
+}
+
+impl Default for CpuOptions {
+    fn default() -> Self {
+        Self {
+            threads: 0,
+            isa: None,
+            kv_blocks: 128,
+            vendor: false,
+        }
+    }
+}
+
+/// Why a CPU device could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum CpuError {
+    /// The kernel path asked for is not here.
+    #[error(transparent)]
+    Isa(#[from] IsaMissing),
+    /// Weights and configuration do not fit each other.
+    #[error("the model does not fit together: {0}")]
+    Model(String),
+    /// Threads could not be started.
+    #[error("could not start {0} worker threads: {1}")]
+    Threads(usize, String),
+    /// The KV pool is too large or empty.
+    #[error("a KV pool of {blocks} blocks is not possible: {why}")]
+    KvPool {
+        /// Blocks asked for.
+        blocks: usize,
+        /// Why not.
+        why: String,
+    },
+}
+
+impl From<CpuError> for DeviceError {
+    fn from(e: CpuError) -> Self {
+        match e {
+            CpuError::Threads(..) | CpuError::KvPool { .. } => DeviceError::Resource(e.to_string()),
+            CpuError::Isa(_) | CpuError::Model(_) => DeviceError::Unsupported(e.to_string()),
+        }
+    }
+}
+
+/// One model on this machine's processor.
+pub struct CpuDevice {
+    model: Model,
+    isa: Isa,
+    vendor: bool,
+    kv_blocks: usize,
+    /// One a layer: `[block][kv head][keys, values]`.
+    kv: Vec<Floats>,
+    team: Team,
+    buffers: forward::Buffers,
+    times: timing::Times,
+}
+
+impl CpuDevice {
+    /// Repacks the weights and allocates the KV pool (touched only as it fills).
+    pub fn load(
+        config: Arc<ModelConfig>,
+        weights: &Weights,
+        options: CpuOptions,
+    ) -> Result<Self, CpuError> {
+        let isa = Isa::choose(options.isa)?;
+        let threads = match options.threads {
+            0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
+            n => n,
+        };
+        let model = Model::new(config, weights)?;
+        let pool_error = |why: &str| CpuError::KvPool {
+            blocks: options.kv_blocks,
+            why: why.into(),
+        };
+        if options.kv_blocks == 0 {
+            return Err(pool_error("at least one block is needed"));
+        }
+        let floats = model
+            .block_floats()
+            .checked_mul(options.kv_blocks)
+            .filter(|&n| n < isize::MAX as usize / 64)
+            .ok_or_else(|| pool_error("its size overflows"))?;
+        let kv = model
+            .layers
+            .iter()
+            .map(|_| Floats::zeroed(floats))
+            .collect();
+        Ok(Self {
+            model,
+            isa,
+            vendor: options.vendor,
+            kv_blocks: options.kv_blocks,
+            kv,
+            team: Team::new(threads)?,
+            buffers: forward::Buffers::default(),
+            times: timing::Times::default(),
+        })
+    }
+
+    /// Worker threads.
+    pub fn threads(&self) -> usize {
+        self.team.size()
+    }
+
+    /// The kernel path in use.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// Bytes of repacked weights in memory.
+    pub fn packed_bytes(&self) -> usize {
+        self.model.packed_bytes()
+    }
+
+    /// Starts or stops timing operations (for benchmarks); results do not depend on it.
+    pub fn time_operations(&mut self, on: bool) {
+        self.times.enable(on);
+    }
+
+    /// Seconds by operation since timing started or this was last called.
+    pub fn take_times(&mut self) -> OpTimes {
+        self.times.take()
+    }
+
+    fn check_blocks(&self, mut blocks: impl Iterator<Item = BlockId>) -> Result<(), DeviceError> {
+        match blocks.find(|&b| b as usize >= self.kv_blocks) {
+            None => Ok(()),
+            Some(b) => Err(DeviceError::InvalidPlan(format!(
+                "KV block {b} is outside the pool of {}",
+                self.kv_blocks
+            ))),
+        }
+    }
+}
+
+impl Device for CpuDevice {
+    fn info(&self) -> DeviceInfo {
+        let fact = |k: &str, v: String| (k.to_string(), v);
+        let mut facts = vec![
+            fact("kernels", self.isa.name().into()),
+            fact("threads", self.team.size().to_string()),
+        ];
+        if self.vendor {
+            facts.push(fact("gemm", vendor::VERSION.into()));
+            facts.push(fact("gemm-kernels", vendor::path().into()));
+        }
+        DeviceInfo {
+            name: "cpu".into(),
+            facts,
+        }
+    }
+
+    fn kv_blocks(&self) -> usize {
+        self.kv_blocks
+    }
+
+    fn supports(&self, family: KernelFamily) -> bool {
+        family == KernelFamily::Contract || self.vendor
+    }
+
+    fn execute(&mut self, plan: &StepPlan) -> Result<StepOutput, DeviceError> {
+        let c = &self.model.config;
+        crate::validate::validate(plan, c.vocab_size, c.context, self.kv_blocks)?;
+        if plan.launches.iter().any(|l| !self.supports(l.family)) {
+            return Err(DeviceError::Unsupported(
+                "this device was loaded without vendor kernels".into(),
+            ));
+        }
+        let rows = plan
+            .launches
+            .iter()
+            .map(|launch| self.run_launch(launch))
+            .collect();
+        Ok(StepOutput { rows })
+    }
+
+    fn copy_blocks(&mut self, pairs: &[(BlockId, BlockId)]) -> Result<(), DeviceError> {
+        self.check_blocks(pairs.iter().flat_map(|p| [p.0, p.1]))?;
+        let size = self.model.block_floats();
+        for layer in &mut self.kv {
+            let pool = layer.ptr();
+            for &(from, to) in pairs {
+                if from != to {
+                    // SAFETY: both blocks lie in the pool and differ; nothing else runs.
+                    unsafe {
+                        let (from, to) =
+                            (pool.at(from as usize * size), pool.at(to as usize * size));
+                        std::ptr::copy_nonoverlapping(from, to, size);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn fill_blocks(&mut self, blocks: &[BlockId], value: f32) -> Result<(), DeviceError> {
+        self.check_blocks(blocks.iter().copied())?;
+        let size = self.model.block_floats();
+        for layer in &mut self.kv {
+            let pool = layer.ptr();
+            for &b in blocks {
+                // SAFETY: the block lies in the pool; nothing else runs.
+                unsafe { pool.slice_mut(b as usize * size, size) }.fill(value);
+            }
+        }
+        Ok(())
+    }
+}

@@ -102,7 +102,7 @@ fn truncate(sum: i64, scale: i32) -> f32 {
         return 0.0;
     }
     let field = if top >= -126 { (top + 126) as u32 } else { 0 };
-    f32::from_bits((field << 23) + m | u32::from(sum < 0) << 31)
+    f32::from_bits(((field << 23) + m) | (u32::from(sum < 0) << 31))
 }
 
 #[cfg(test)]

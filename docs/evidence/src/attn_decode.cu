@@ -1,0 +1,108 @@
+// Attention decode, head_dim 128, one token a sequence, by chunks: work units (sequence, kv head, chunk); the last block to finish a
+// (sequence, kv head) merges its chunks in ascending order. K, V: pages of KT keys, [page][HKV] tile images. Same bits as prefill.
+// 8 warps compute, one thread streams tiles through a ring that runs ahead across units.
+#include "attn.cuh"
+#ifndef KT
+#define KT 64
+#endif
+#ifndef CH
+#define CH 512
+#endif
+#ifndef EX
+#define EX 0
+#endif
+#ifndef BL
+#define BL 2    // blocks a multiprocessor
+#endif
+#ifndef RD
+#define RD 0    // 1: only stream the tiles (the practical floor)
+#endif
+constexpr int TB=KT*256, NT=CH/KT, SP=CH+8, NS=196608/TB/BL, GM=4, UN=(4+NT+3)/4*4;   // UN: ints a unit: sequence, kv head, chunk, length, the pages of its tiles
+// dynamic shared memory: 1024 + NS*TB + GM*SP*6 + GM*NT*4 + 16*NS + 64
+extern "C" __global__ void __launch_bounds__(288,BL) attn_decode(const bf*Q,const unsigned char*K,const unsigned char*V,bf*O,const int*units,int U,
+    int HQ,int HKV,float scale,float*part,int*count,int maxch){
+  extern __shared__ unsigned char raw[]; unsigned char*ring=(unsigned char*)(((size_t)raw+1023)&~(size_t)1023);
+  float*ss=(float*)(ring+NS*TB); bf*sp=(bf*)(ss+GM*SP); float*sa=(float*)(sp+GM*SP); const u32 full=(sm(sa+GM*NT)+7)&~7u,empty=full+8*NS; int*flag=(int*)(ring+(empty+8*NS-sm(ring)));
+  const int w=threadIdx.x>>5,l=threadIdx.x&31,g=l>>2,q=l&3,G=HQ/HKV;
+  if(threadIdx.x==0){ for(int i=0;i<NS;i++){mb_init(full+8*i,1);mb_init(empty+8*i,8);} asm volatile("fence.mbarrier_init.release.cluster;":::"memory"); }
+  __syncthreads(); asm volatile("griddepcontrol.launch_dependents;");
+  if(w==8){ if(l==0){ int it=0;
+      for(int u=blockIdx.x;u<U;u+=gridDim.x){ const int*un=units+u*UN; int4 m=*(const int4*)un; int pg[NT]; 
+        #pragma unroll
+        for(int t=0;t<NT;t++) pg[t]=un[4+t];
+        int hk=m.y,n=min(CH,m.w-m.z*CH),nt=(n+KT-1)/KT;
+        #pragma unroll
+        for(int i=0;i<2*NT;i++) if(i%NT<nt){ int s=it%NS; if(it>=NS) mb_wait(empty+8*s,((it/NS)-1)&1); mb_expect(full+8*s,TB);
+          bulk(sm(ring)+s*TB,(i<NT?K:V)+((size_t)pg[i%NT]*HKV+hk)*TB,TB,full+8*s); it++; } } }
+    return; }
+  auto bar=[]{asm volatile("bar.sync 1,256;":::"memory");};
+  int it=0,seq=0,hk=0,c=0,ln=0; u32 qf[8][2];
+  auto meta=[&](int u){ if(u<U){ int4 m=*(const int4*)(units+u*UN); seq=m.x;hk=m.y;c=m.z;ln=m.w; } };
+  auto next=[&](int u){ if(u<U){ meta(u);
+    #pragma unroll
+    for(int k=0;k<8;k++){ const bf*p=Q+((size_t)seq*HQ+hk*G+g)*128+k*16+q*2; qf[k][0]=g<G?*(const u32*)p:0; qf[k][1]=g<G?*(const u32*)(p+8):0; } } };
+  meta(blockIdx.x); asm volatile("griddepcontrol.wait;":::"memory"); next(blockIdx.x);   // the plan is older than the kernel before; Q is not
+  for(int u=blockIdx.x;u<U;u+=gridDim.x){ const int n=min(CH,ln-c*CH),nt=(n+KT-1)/KT,nch=(ln+CH-1)/CH;
+    if(RD){ for(int t=0;t<2*nt;t++){ int i=it+t; mb_wait(full+8*(i%NS),(i/NS)&1); if(l==0) mb_arrive(empty+8*(i%NS)); } it+=2*nt; next(u+gridDim.x); continue; }
+    // scores: 128 keys at a time, 16 a warp; a tile's slot is given back as soon as its 128 keys are done
+    #pragma unroll
+    for(int m=0;m<CH/128;m++){ int key=(m*8+w)*16,t=key/KT; if(t<nt){ int i=it+t,s=i%NS; mb_wait(full+8*s,(i/NS)&1);
+        int r=key%KT+(l&7)+((l>>3)&1)*8; u32 base=sm(ring)+s*TB; float d[4]={0,0,0,0}; u32 a[8][4];
+        #pragma unroll
+        for(int k=0;k<8;k++){ u32 ad=base+(k>>2)*KT*128+r*128+((((k&3)*2+(l>>4))^(r&7))<<4);
+          asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3},[%4];":"=r"(a[k][0]),"=r"(a[k][1]),"=r"(a[k][2]),"=r"(a[k][3]):"r"(ad)); }
+        #pragma unroll
+        for(int k=0;k<8;k++) mma16816(d,a[k],qf[k][0],qf[k][1]);
+        #pragma unroll
+        for(int e=0;e<4;e++){ int hd=q*2+(e&1),kk=key+g+(e>>1)*8; if(hd<G) ss[hd*SP+kk]=kk<n?d[e]:-INFINITY; } }
+      __syncwarp(); if(l<128/KT&&m*(128/KT)+l<nt) mb_arrive(empty+8*((it+m*(128/KT)+l)%NS)); }
+    const int cseq=seq,chk=hk,cc=c; next(u+gridDim.x);   // the next unit's query loads run beside this one's work
+    bar();
+    // maxima of every tile, running, then P for this warp's share; 8/G warps a head
+    const int per=8/G,hd=w/per,sub=w%per; if(hd<G){ float T[NT];
+      #pragma unroll
+      for(int t=0;t<NT;t++){ float v=-INFINITY; if(t<nt){
+          #pragma unroll
+          for(int i=0;i<KT/32;i++) v=fmaxf(v,ss[hd*SP+t*KT+i*32+l]); } T[t]=v; }
+      #pragma unroll
+      for(int o=16;o;o>>=1)
+        #pragma unroll
+        for(int t=0;t<NT;t++) T[t]=fmaxf(T[t],__shfl_xor_sync(~0u,T[t],o));
+      float M=-INFINITY;
+      #pragma unroll
+      for(int t=0;t<NT;t++) if(t<nt){ float N=fmaxf(M,rint_(T[t]*scale)); if(sub==0&&l==0) sa[hd*NT+t]=ex2(M-N); M=N;
+          if(t%per==sub){
+            #pragma unroll
+            for(int i=0;i<KT/64;i++){ float2 v=*(float2*)&ss[hd*SP+t*KT+i*64+l*2]; float x=expf2<EX>(fmaf(v.x,scale,-N)),y=expf2<EX>(fmaf(v.y,scale,-N)); if(EX){ if(v.x==-INFINITY)x=0; if(v.y==-INFINITY)y=0; }
+              *(u32*)&sp[hd*SP+t*KT+i*64+l*2]=pack(x,y); } } }
+      if(sub==0&&l==0) ss[GM*SP-8+hd]=M; }
+    bar();
+    float o[4]={0,0,0,0},L[4]={0,0,0,0}; const u32 ones[4]={0x3f803f80u,0x3f803f80u,0x3f803f80u,0x3f803f80u};
+    for(int t=0;t<nt;t++){ int i=it+nt+t,s=i%NS; u32 base=sm(ring)+s*TB+(w>>2)*KT*128; 
+      if(t){ float a0=q*2<G?sa[(q*2)*NT+t]:1.f,a1=q*2+1<G?sa[(q*2+1)*NT+t]:1.f; o[0]*=a0;o[1]*=a1;o[2]*=a0;o[3]*=a1;L[0]*=a0;L[1]*=a1;L[2]*=a0;L[3]*=a1; }
+      mb_wait(full+8*s,(i/NS)&1);
+      #pragma unroll
+      for(int k0=0;k0<KT/16;k0+=4){ u32 a[4][4],b[4][2];   // loads of 64 keys, then their products
+        #pragma unroll
+        for(int k=0;k<4;k++){ int r=(k0+k)*16+(l&7)+(l>>4)*8; u32 ad=base+r*128+((((w&3)*2+((l>>3)&1))^(r&7))<<4); const bf*pp=&sp[(g&(GM-1))*SP+t*KT+(k0+k)*16+q*2]; b[k][0]=g<G?*(const u32*)pp:0; b[k][1]=g<G?*(const u32*)(pp+8):0;
+          asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3},[%4];":"=r"(a[k][0]),"=r"(a[k][1]),"=r"(a[k][2]),"=r"(a[k][3]):"r"(ad)); }
+        #pragma unroll
+        for(int k=0;k<4;k++){ mma16816(o,a[k],b[k][0],b[k][1]); mma16816(L,ones,b[k][0],b[k][1]); } }
+      __syncwarp(); if(l==0) mb_arrive(empty+8*s); }
+    it+=2*nt;
+    if(nch==1){
+      #pragma unroll
+      for(int e=0;e<4;e++){ int hd2=q*2+(e&1); if(hd2<G) O[((size_t)cseq*HQ+chk*G+hd2)*128+w*16+g+(e>>1)*8]=(bf)pack((o[e]+0.f)*(1.f/(L[e]+0.f)),0.f); }
+      bar();
+    } else { float*pt=part+((size_t)(cseq*HKV+chk)*maxch+cc)*G*136;
+      #pragma unroll
+      for(int e=0;e<4;e++){ int hd2=q*2+(e&1); if(hd2<G){ pt[hd2*136+w*16+g+(e>>1)*8]=o[e]; if(w==0&&g==0&&e<2){ pt[hd2*136+128]=ss[GM*SP-8+hd2]; pt[hd2*136+129]=L[e]; } } }
+      bar(); if(threadIdx.x==0){ int v; asm volatile("atom.acq_rel.gpu.global.add.s32 %0,[%1],1;":"=r"(v):"l"(count+cseq*HKV+chk):"memory"); *flag=v; if(v==nch-1) count[cseq*HKV+chk]=0; } bar();
+      if(*flag==nch-1){ const float*p0=part+(size_t)(cseq*HKV+chk)*maxch*G*136;
+        for(int x=threadIdx.x;x<G*64;x+=256){ int hd2=x>>6,d=(x&63)*2; float Mt=-INFINITY,Lt=0,x0=0,x1=0;
+          #pragma unroll 16
+          for(int k=0;k<nch;k++){ const float*p=p0+((size_t)k*G+hd2)*136; float2 ov=__ldcg((const float2*)(p+d)),ml=__ldcg((const float2*)(p+128)); float N=fmaxf(Mt,ml.x),a=ex2(Mt-N),b=ex2(ml.x-N); Lt=fmaf(ml.y,b,Lt*a); x0=fmaf(ov.x,b,x0*a); x1=fmaf(ov.y,b,x1*a); Mt=N; }
+          float f=1.f/Lt; *(u32*)(O+((size_t)cseq*HQ+chk*G+hd2)*128+d)=pack(x0*f,x1*f); } }
+      bar(); }
+  }
+}

@@ -14,9 +14,15 @@
 #ifndef BL
 #define BL 2    // blocks a multiprocessor
 #endif
+#ifndef CL
+#define CL 0    // 4, 8, 16: a cluster of CL blocks holds CL chunks of one (sequence, kv head) and merges them through distributed shared
+                // memory, going on from the cluster before; one unit a block, CL*ceil(chunks/CL) units a (sequence, kv head)
+#endif
 #ifndef RD
 #define RD 0    // 1: only stream the tiles (the practical floor)
 #endif
+__device__ __forceinline__ void stll(u64*p,float v){asm volatile("st.relaxed.gpu.global.u64 [%0],%1;"::"l"(p),"l"((1ull<<32)|__float_as_uint(v)):"memory");}
+__device__ __forceinline__ u64 ldll(const u64*p){u64 v; asm volatile("ld.relaxed.gpu.global.u64 %0,[%1];":"=l"(v):"l"(p):"memory"); return v;}
 constexpr int TB=KT*256, NT=CH/KT, SP=CH+8, NS=196608/TB/BL, GM=4, UN=(4+NT+3)/4*4;   // UN: ints a unit: sequence, kv head, chunk, length, the pages of its tiles
 // dynamic shared memory: 1024 + NS*TB + GM*SP*6 + GM*NT*4 + 16*NS + 64
 extern "C" __global__ void __launch_bounds__(288,BL) attn_decode(const bf*Q,const unsigned char*K,const unsigned char*V,bf*O,const int*units,int U,
@@ -26,14 +32,17 @@ extern "C" __global__ void __launch_bounds__(288,BL) attn_decode(const bf*Q,cons
   const int w=threadIdx.x>>5,l=threadIdx.x&31,g=l>>2,q=l&3,G=HQ/HKV;
   if(threadIdx.x==0){ for(int i=0;i<NS;i++){mb_init(full+8*i,1);mb_init(empty+8*i,8);} asm volatile("fence.mbarrier_init.release.cluster;":::"memory"); }
   __syncthreads(); asm volatile("griddepcontrol.launch_dependents;");
+  constexpr int CLN=CL?CL:1,OPC=CL?GM*128/CLN:1; __shared__ float pm[CL?CL*OPC:1],ml[CL?CL*2:1];   // a block's share of the outputs, from every chunk
+  if(CL) asm volatile("barrier.cluster.arrive.relaxed;":::"memory");
   if(w==8){ if(l==0){ int it=0;
       for(int u=blockIdx.x;u<U;u+=gridDim.x){ const int*un=units+u*UN; int4 m=*(const int4*)un; int pg[NT]; 
         #pragma unroll
         for(int t=0;t<NT;t++) pg[t]=un[4+t];
-        int hk=m.y,n=min(CH,m.w-m.z*CH),nt=(n+KT-1)/KT;
+        int hk=m.y,n=min(CH,m.w-m.z*CH),nt=n>0?(n+KT-1)/KT:0;
         #pragma unroll
         for(int i=0;i<2*NT;i++) if(i%NT<nt){ int s=it%NS; if(it>=NS) mb_wait(empty+8*s,((it/NS)-1)&1); mb_expect(full+8*s,TB);
           bulk(sm(ring)+s*TB,(i<NT?K:V)+((size_t)pg[i%NT]*HKV+hk)*TB,TB,full+8*s); it++; } } }
+    if(CL) asm volatile("barrier.cluster.wait; barrier.cluster.arrive; barrier.cluster.wait;":::"memory");
     return; }
   auto bar=[]{asm volatile("bar.sync 1,256;":::"memory");};
   int it=0,seq=0,hk=0,c=0,ln=0; u32 qf[8][2];
@@ -42,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(288,BL) attn_decode(const bf*Q,cons
     #pragma unroll
     for(int k=0;k<8;k++){ const bf*p=Q+((size_t)seq*HQ+hk*G+g)*128+k*16+q*2; qf[k][0]=g<G?*(const u32*)p:0; qf[k][1]=g<G?*(const u32*)(p+8):0; } } };
   meta(blockIdx.x); asm volatile("griddepcontrol.wait;":::"memory"); next(blockIdx.x);   // the plan is older than the kernel before; Q is not
-  for(int u=blockIdx.x;u<U;u+=gridDim.x){ const int n=min(CH,ln-c*CH),nt=(n+KT-1)/KT,nch=(ln+CH-1)/CH;
+  for(int u=blockIdx.x;u<U;u+=gridDim.x){ const int n=min(CH,ln-c*CH),nt=n>0?(n+KT-1)/KT:0,nch=(ln+CH-1)/CH;
     if(RD){ for(int t=0;t<2*nt;t++){ int i=it+t; mb_wait(full+8*(i%NS),(i/NS)&1); if(l==0) mb_arrive(empty+8*(i%NS)); } it+=2*nt; next(u+gridDim.x); continue; }
     // scores: 128 keys at a time, 16 a warp; a tile's slot is given back as soon as its 128 keys are done
     #pragma unroll
@@ -90,6 +99,21 @@ extern "C" __global__ void __launch_bounds__(288,BL) attn_decode(const bf*Q,cons
         for(int k=0;k<4;k++){ mma16816(o,a[k],b[k][0],b[k][1]); mma16816(L,ones,b[k][0],b[k][1]); } }
       __syncwarp(); if(l==0) mb_arrive(empty+8*s); }
     it+=2*nt;
+    if(CL){ u32 rank; asm volatile("mov.u32 %0,%%cluster_ctarank;":"=r"(rank)); asm volatile("barrier.cluster.wait;":::"memory");
+      auto put=[](float*p,u32 r,float v){ u32 a; asm volatile("mapa.shared::cluster.u32 %0,%1,%2;":"=r"(a):"r"(sm(p)),"r"(r)); asm volatile("st.shared::cluster.f32 [%0],%1;"::"r"(a),"f"(v):"memory"); };
+      if(nt>0){
+        #pragma unroll
+        for(int e=0;e<4;e++){ int hd2=q*2+(e&1),x=hd2*128+w*16+g+(e>>1)*8; if(hd2<G) put(pm+cc%CLN*OPC+x%OPC,x/OPC,o[e]); }
+        if(w==0&&q<2&&g<CL/GM){
+          #pragma unroll
+          for(int e=0;e<2;e++){ u32 r=(q*2+e)*(CL/GM)+g; put(ml+cc%CLN*2,r,ss[GM*SP-8+q*2+e]); put(ml+cc%CLN*2+1,r,L[e]); } } }
+      asm volatile("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;":::"memory");
+      if(threadIdx.x<OPC){ float Mt=-INFINITY,Lt=0,x0=0; const int x=rank*OPC+threadIdx.x,j=cc/CLN,m=min(CLN,nch-j*CLN);
+        u64*st=(u64*)part+((size_t)((cseq*HKV+chk)*maxch+j)*512+x)*3;   // state after cluster j, each value beside a flag
+        if(j>0){ u64*p=st-512*3,v[3]; do{ v[0]=ldll(p); v[1]=ldll(p+1); v[2]=ldll(p+2); }while(!((v[0]&v[1]&v[2])>>32)); x0=__uint_as_float((u32)v[0]); Mt=__uint_as_float((u32)v[1]); Lt=__uint_as_float((u32)v[2]); p[0]=p[1]=p[2]=0; }
+        for(int k=0;k<m;k++){ float mm=ml[k*2],N=fmaxf(Mt,mm),a=ex2(Mt-N),b=ex2(mm-N); Lt=fmaf(ml[k*2+1],b,Lt*a); x0=fmaf(pm[k*OPC+threadIdx.x],b,x0*a); Mt=N; }
+        if((j+1)*CLN<nch){ stll(st,x0); stll(st+1,Mt); stll(st+2,Lt); } else O[((size_t)cseq*HQ+chk*G)*128+x]=(bf)pack(x0*(1.f/Lt),0.f); }
+      continue; }
     if(nch==1){
       #pragma unroll
       for(int e=0;e<4;e++){ int hd2=q*2+(e&1); if(hd2<G) O[((size_t)cseq*HQ+chk*G+hd2)*128+w*16+g+(e>>1)*8]=(bf)pack((o[e]+0.f)*(1.f/(L[e]+0.f)),0.f); }

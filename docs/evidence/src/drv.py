@@ -51,6 +51,7 @@ class Kernel:
         ptr = (C.c_void_p * len(keep))(*[C.cast(C.byref(k), C.c_void_p) for k in keep])
         at = (_Attr * 2)(); n = 0
         if pdl: at[n].id = 6; at[n].val[0] = 1; n += 1
+        if cluster > 8: ck(cu.cuFuncSetAttribute(self.h, 14, 1), "cluster of more than 8")
         if cluster: at[n].id = 4; at[n].val[0] = cluster; at[n].val[1] = 1; at[n].val[2] = 1; n += 1
         cfg = _Cfg(g[0], g[1], g[2], block, 1, 1, smem, torch.cuda.current_stream().cuda_stream, at, n)
         ck(cu.cuLaunchKernelEx(C.byref(cfg), self.h, ptr, None), self.name)

@@ -1,1 +1,116 @@
-fn main() {}
+//! The `blocklock` command: parse, validate into a typed plan, run. One exit: 0 done or held, 1 a check found a
+//! difference, 2 the call or its input was wrong.
+
+mod args;
+mod batch;
+mod bench;
+mod check;
+mod download;
+mod generate;
+mod identity;
+mod input;
+mod inspect;
+mod output;
+mod progress;
+mod pull;
+mod sampling;
+mod score;
+mod session;
+mod settings;
+mod stop;
+mod values;
+
+use args::{Cli, Command};
+use clap::{CommandFactory, Parser};
+use std::process::ExitCode;
+use std::sync::LazyLock;
+
+/// How a command that ran to its end ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    /// Done, or the check held.
+    Done,
+    /// A check found a difference.
+    Differs,
+}
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return usage(error),
+    };
+    start_log(cli.global.verbose);
+    match run(cli) {
+        Ok(Outcome::Done) => ExitCode::SUCCESS,
+        Ok(Outcome::Differs) => ExitCode::from(1),
+        Err(error) if output::is_closed_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => fail(&format!("{error:#}")),
+    }
+}
+
+fn run(cli: Cli) -> anyhow::Result<Outcome> {
+    match cli.command {
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "blocklock", &mut script);
+            output::print(&String::from_utf8_lossy(&script))?;
+            Ok(Outcome::Done)
+        }
+        Command::Generate(args) => generate::run(&cli.global, &args),
+        Command::Check(args) => check::run(&cli.global, &args),
+        Command::Bench(args) => bench::run(&cli.global, &args),
+        Command::Inspect(args) => inspect::run(&cli.global, &args),
+        Command::Pull => pull::run(&cli.global),
+    }
+}
+
+/// The package's version and that of the numerics contract.
+fn version() -> &'static str {
+    static TEXT: LazyLock<String> = LazyLock::new(|| {
+        format!("{} (numerics {})", env!("CARGO_PKG_VERSION"), numerics::NUMERICS_VERSION)
+    });
+    &TEXT
+}
+
+/// One line on standard error, exit code 2.
+fn fail(message: &str) -> ExitCode {
+    let line = message.split_whitespace().collect::<Vec<_>>().join(" ");
+    output::note(&format!("blocklock: {line}"));
+    ExitCode::from(2)
+}
+
+/// Help and versions go to standard output; a wrong call is one line like every other error.
+fn usage(error: clap::Error) -> ExitCode {
+    use clap::error::ErrorKind;
+    let text = error.render().to_string();
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            let _ = output::print(&text);
+            ExitCode::SUCCESS
+        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => {
+            fail("no command given; allowed: generate, check, bench, inspect, pull, completions (see blocklock --help)")
+        }
+        _ => {
+            let text = text.strip_prefix("error: ").unwrap_or(&text);
+            let end = text
+                .find("\n\nUsage:")
+                .or_else(|| text.find("\n\nFor more information"))
+                .unwrap_or(text.len());
+            fail(&text[..end])
+        }
+    }
+}
+
+fn start_log(verbose: bool) {
+    let filter = match std::env::var("BLOCKLOCK_LOG") {
+        Ok(filter) => filter,
+        Err(_) if verbose => "info".into(),
+        Err(_) => "warn".into(),
+    };
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::new(filter))
+        .with_writer(std::io::stderr)
+        .without_time()
+        .try_init();
+}

@@ -1,0 +1,292 @@
+//! The command line as typed. Nothing here opens a file or decides anything; each command validates its part into a
+//! plan of its own.
+
+use crate::values;
+use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
+use std::path::PathBuf;
+
+/// An LLM inference engine whose protected requests get the same bits whatever shares their batch.
+#[derive(Debug, Parser)]
+#[command(
+    name = "blocklock",
+    version = crate::version(),
+    max_term_width = 110,
+    after_help = "Exit codes: 0 done, or the check held; 1 a check found a difference; 2 the call or its input was wrong.\n\n\
+        Start with:\n  blocklock pull\n  blocklock check\n  blocklock generate --chat \"What is the capital of France?\""
+)]
+pub struct Cli {
+    /// Options every command takes.
+    #[command(flatten)]
+    pub global: Global,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Options every command takes.
+#[derive(Debug, Args, Clone)]
+#[command(next_help_heading = "Options of every command")]
+pub struct Global {
+    /// A model directory, a GGUF file, or synthetic:ARCH[@SEED] (random weights). Default: SmolLM2-135M-Instruct as
+    /// fetched by `blocklock pull`
+    #[arg(long, short, global = true, value_name = "MODEL", env = "BLOCKLOCK_MODEL", value_hint = ValueHint::AnyPath)]
+    pub model: Option<String>,
+    /// Where to run [default: cpu]
+    #[arg(long, global = true, value_name = "DEVICE")]
+    pub device: Option<String>,
+    /// Arithmetic; see NUMERICS.md [default: ieee-f32]
+    #[arg(long, global = true, value_name = "NAME")]
+    pub profile: Option<String>,
+    /// Worker threads; changes no bit [default: one a core]
+    #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub threads: Option<u32>,
+    /// Force a kernel path; changes no bit
+    #[arg(long, global = true, value_name = "PATH", hide = true)]
+    pub isa: Option<Isa>,
+    /// Memory for keys and values, such as 512MiB or 2GiB [default: 512MiB]
+    #[arg(long, global = true, value_name = "SIZE", value_parser = values::size)]
+    pub kv_memory: Option<u64>,
+    /// A TOML file with any of these settings; flags win
+    #[arg(long, global = true, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub config: Option<PathBuf>,
+    /// Write one JSON document instead of text
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// No progress and no notes
+    #[arg(long, short, global = true, conflicts_with = "verbose")]
+    pub quiet: bool,
+    /// Say more
+    #[arg(long, short, global = true)]
+    pub verbose: bool,
+}
+
+/// A kernel path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, serde::Deserialize, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+#[allow(missing_docs)]
+pub enum Isa {
+    Auto,
+    Avx512,
+    Avx2,
+    Neon,
+    Portable,
+}
+
+/// How a request's bits are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, serde::Deserialize, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ProtectionArg {
+    /// Fastest kernels of the platform; bits depend on the batch
+    None,
+    /// Contract kernels; bits depend on the request alone
+    Invariant,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Complete a prompt, a chat turn or a JSONL batch; or score a text
+    Generate(Box<GenerateArgs>),
+    /// Does a protection hold? A target alone against the same target in adversarial crowds, bit for bit
+    Check(CheckArgs),
+    /// Measure prefill and decode at several batch sizes
+    Bench(BenchArgs),
+    /// Show a model, its tokenizer and template, the device and the settings in force
+    Inspect(InspectArgs),
+    /// Fetch the default model into the cache folder
+    Pull,
+    /// Print a shell completion script
+    Completions {
+        /// Shell
+        shell: clap_complete::Shell,
+    },
+}
+
+/// Where a prompt comes from.
+#[derive(Debug, Args, Default)]
+pub struct PromptArgs {
+    /// The prompt; without it and without the options below, standard input
+    #[arg(value_name = "PROMPT")]
+    pub prompt: Option<String>,
+    /// Read the prompt from a file ("-": standard input)
+    #[arg(long, value_name = "FILE", conflicts_with = "prompt", value_hint = ValueHint::FilePath)]
+    pub prompt_file: Option<PathBuf>,
+    /// The prompt as token ids, such as 1,504,3575
+    #[arg(long, value_name = "IDS", value_delimiter = ',', conflicts_with_all = ["prompt", "prompt_file"])]
+    pub prompt_ids: Option<Vec<u32>>,
+}
+
+/// How tokens are chosen.
+#[derive(Debug, Args, Clone, Default)]
+#[command(next_help_heading = "Sampling")]
+pub struct SamplingArgs {
+    /// 0 takes the most probable token; higher is more random [default: 0]
+    #[arg(long, value_name = "T", value_parser = values::temperature, allow_negative_numbers = true)]
+    pub temperature: Option<f32>,
+    /// Keep the K most probable tokens; 0 keeps all
+    #[arg(long, value_name = "K")]
+    pub top_k: Option<u32>,
+    /// Keep the smallest set that reaches this probability
+    #[arg(long, value_name = "P", value_parser = values::top_p, allow_negative_numbers = true)]
+    pub top_p: Option<f32>,
+    /// Drop tokens less probable than this fraction of the most probable one
+    #[arg(long, value_name = "P", value_parser = values::fraction, allow_negative_numbers = true)]
+    pub min_p: Option<f32>,
+    /// Seed of the random choices [default: 0]
+    #[arg(long, value_name = "SEED")]
+    pub seed: Option<u64>,
+    /// Divide logits of tokens already in prompt or answer by this
+    #[arg(long, value_name = "R", value_parser = values::repetition, allow_negative_numbers = true)]
+    pub repetition_penalty: Option<f32>,
+    /// Subtract this from logits of tokens already in the answer
+    #[arg(long, value_name = "X", value_parser = values::penalty, allow_negative_numbers = true)]
+    pub presence_penalty: Option<f32>,
+    /// The same, once for each time they occur
+    #[arg(long, value_name = "X", value_parser = values::penalty, allow_negative_numbers = true)]
+    pub frequency_penalty: Option<f32>,
+    /// Add to the logit of a token id, such as 504:-100; may be repeated
+    #[arg(long, value_name = "ID:BIAS", value_parser = values::bias, allow_hyphen_values = true)]
+    pub logit_bias: Vec<(u32, f32)>,
+}
+
+/// `generate`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    blocklock generate \"Once upon a time, there was a little\" --max-tokens 24\n  \
+    blocklock generate --chat \"What is the capital of France?\"\n  \
+    blocklock generate --chat --temperature 0.8 --seed 7 -n 3 \"Name a colour.\"\n  \
+    blocklock generate --json --chat \"Hi\" | jq '.choices[0].steps[0].top[:3]'\n  \
+    blocklock generate --score --prompt-file essay.txt\n  \
+    blocklock generate --input requests.jsonl --output answers.jsonl --resume\n\n\
+    A batch line is {\"prompt\": TEXT} or {\"messages\": [{\"role\": R, \"content\": TEXT}, ...]} or {\"prompt_ids\": \
+    [...]}, with optional id, max_tokens, protection, stop, stop_ids, ignore_eos and the sampling options under their \
+    names with underscores. Flags are the defaults. Records are written as they finish, not in order; each carries its \
+    line number and id.")]
+pub struct GenerateArgs {
+    /// Where the prompt comes from.
+    #[command(flatten)]
+    pub source: PromptArgs,
+    /// The prompt is a user's turn: render it through the model's chat template
+    #[arg(long)]
+    pub chat: bool,
+    /// System turn before it [default: the template's own]
+    #[arg(long, value_name = "TEXT", requires = "chat")]
+    pub system: Option<String>,
+    /// Date given to templates that ask for one, as text; never read from the clock
+    #[arg(long, value_name = "DATE")]
+    pub date: Option<String>,
+    /// Tokens to generate at most
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub max_tokens: u32,
+    /// How the request's bits are kept [default: invariant]
+    #[arg(long, short, value_name = "NAME")]
+    pub protection: Option<ProtectionArg>,
+    /// How tokens are chosen.
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+    /// Answers to the prompt, each with its own random choices
+    #[arg(long, short, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub n: u32,
+    /// End the answer before this text; may be repeated
+    #[arg(long, value_name = "TEXT")]
+    pub stop: Vec<String>,
+    /// End the answer after this token id; may be repeated
+    #[arg(long, value_name = "ID")]
+    pub stop_id: Vec<u32>,
+    /// Do not end at the model's end-of-answer tokens
+    #[arg(long)]
+    pub ignore_eos: bool,
+    /// Print each token with its log probability, and this many alternatives
+    #[arg(long, value_name = "K", num_args = 0..=1, default_missing_value = "0", require_equals = true,
+          value_parser = clap::value_parser!(u32).range(0..=20))]
+    pub logprobs: Option<u32>,
+    /// Generate nothing: report how probable the text itself is (mean negative log-likelihood in nats a token)
+    #[arg(long, conflicts_with_all = ["chat", "n", "input", "logprobs", "stop", "stop_id", "ignore_eos"])]
+    pub score: bool,
+    /// A JSONL file of requests ("-": standard input)
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "prompt_file", "prompt_ids", "n", "logprobs"],
+          value_hint = ValueHint::FilePath)]
+    pub input: Option<PathBuf>,
+    /// Where a batch's answers go [default: standard output]
+    #[arg(long, value_name = "FILE", requires = "input", value_hint = ValueHint::FilePath)]
+    pub output: Option<PathBuf>,
+    /// Continue a batch: keep the answers OUTPUT holds, drop a torn last line, run the rest
+    #[arg(long, requires = "output")]
+    pub resume: bool,
+}
+
+/// `check`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    blocklock check\n  \
+    blocklock check --protection invariant --crowds 32 --neighbours 40\n  \
+    blocklock check --model synthetic:tiny-llama --crowds 500 --json\n  \
+    blocklock check --only-trial 17 --verbose\n\n\
+    A crowd is a function of the seed and the trial's number. Exit code 1 if any protection but `none` diverged.")]
+pub struct CheckArgs {
+    /// Where the prompt comes from [default: a built-in text; random ids for models without a tokenizer].
+    #[command(flatten)]
+    pub source: PromptArgs,
+    /// Protections to check
+    #[arg(long, short, value_name = "NAMES", value_delimiter = ',', default_value = "none,invariant")]
+    pub protection: Vec<ProtectionArg>,
+    /// Crowds for each protection
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub crowds: u32,
+    /// Most neighbours in a crowd
+    #[arg(long, value_name = "MAX", default_value_t = 24, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub neighbours: u32,
+    /// Longest neighbour prompt, in tokens
+    #[arg(long, value_name = "TOKENS", default_value_t = 513, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub longest: u32,
+    /// Seed of all crowds
+    #[arg(long, value_name = "SEED", default_value_t = 0)]
+    pub seed: u64,
+    /// Tokens the target generates
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub max_tokens: u32,
+    /// Temperature of the target; its seed is that of the check
+    #[arg(long, value_name = "T", default_value_t = 0.0, value_parser = values::temperature, allow_negative_numbers = true)]
+    pub temperature: f32,
+    /// Run this trial alone
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
+    pub only_trial: Option<u32>,
+}
+
+/// `bench`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    blocklock bench\n  \
+    blocklock bench --sequences 1,4 --prompt-tokens 128 --max-tokens 32 --repeats 5\n  \
+    blocklock bench --protection invariant --json\n\n\
+    Protections are interleaved, repeat by repeat; figures are medians. Prompts are random token ids.")]
+pub struct BenchArgs {
+    /// Sequences at once, one row each
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,8,16",
+          value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub sequences: Vec<u32>,
+    /// Prompt tokens of each
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub prompt_tokens: u32,
+    /// Tokens each generates
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(2..=1_000_000))]
+    pub max_tokens: u32,
+    /// Repeats; the median is reported
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub repeats: u32,
+    /// Protections to measure
+    #[arg(long, short, value_name = "NAMES", value_delimiter = ',', default_value = "none,invariant")]
+    pub protection: Vec<ProtectionArg>,
+}
+
+/// `inspect`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    blocklock inspect\n  \
+    blocklock inspect --template\n  \
+    blocklock inspect --config blocklock.toml --json")]
+pub struct InspectArgs {
+    /// Print the chat template's source and nothing else
+    #[arg(long)]
+    pub template: bool,
+}

@@ -1,0 +1,268 @@
+//! `bench`: prefill and decode at several batch sizes, protections interleaved repeat by repeat, medians.
+
+use crate::args::{BenchArgs, Global};
+use crate::output::{self, note};
+use crate::session::{KvNeed, Opened, Session};
+use crate::settings::Settings;
+use crate::{Outcome, progress};
+use anyhow::{Context, Result, bail};
+use audit::{median, random_prompt};
+use device::BLOCK_TOKENS;
+use engine::{EngineConfig, Event, FinishReason, Protection, Request};
+use serde::Serialize;
+use std::time::Instant;
+
+/// One run of one cell.
+struct Run {
+    first_tokens_ms: f64,
+    decode_step_ms: f64,
+    total_ms: f64,
+    device_ms: f64,
+}
+
+/// Medians of one cell.
+#[derive(Debug, Clone, Serialize)]
+struct Cell {
+    protection: &'static str,
+    sequences: usize,
+    prompt_tokens: usize,
+    max_tokens: usize,
+    /// From submission until every sequence has its first token.
+    first_tokens_ms: f64,
+    /// Prompt tokens of all sequences over that time.
+    prefill_tokens_per_s: f64,
+    /// Steps in which every sequence decodes and nothing else runs.
+    decode_step_ms: f64,
+    /// Sequences over that time.
+    decode_tokens_per_s: f64,
+    /// From submission to the last token.
+    total_ms: f64,
+    /// Generated tokens over that time.
+    tokens_per_s: f64,
+    /// Share of the total time spent inside the device; the rest is scheduling and bookkeeping.
+    device_share: f64,
+}
+
+/// `invariant` over `none`, by time: below 1 is faster.
+#[derive(Debug, Serialize)]
+struct Ratio {
+    sequences: usize,
+    first_tokens: f64,
+    decode_step: f64,
+    total: f64,
+}
+
+/// Runs the command.
+pub fn run(global: &Global, args: &BenchArgs) -> Result<Outcome> {
+    let settings = Settings::resolve(global)?;
+    let opened = Opened::open(&settings)?;
+    let (prompt, new) = (args.prompt_tokens as usize, args.max_tokens as usize);
+    let context = opened.facts().context;
+    if prompt + new > context {
+        bail!("--prompt-tokens {prompt} and --max-tokens {new} make {} tokens, but the context is {context}", prompt + new);
+    }
+    let most = args.sequences.iter().copied().max().unwrap_or(1) as usize;
+    let blocks = most * (prompt + new).div_ceil(BLOCK_TOKENS);
+    let allowed = opened.kv_blocks()?;
+    if blocks > allowed {
+        let bytes = blocks as u64 * BLOCK_TOKENS as u64 * opened.kv_bytes_per_token();
+        bail!(
+            "{most} sequences of {} tokens need {blocks} KV blocks, but the pool has {allowed}; allow --kv-memory {bytes} \
+             and max_running {most}",
+            prompt + new
+        );
+    }
+    let mut protections: Vec<Protection> = Vec::new();
+    for &p in &args.protection {
+        if !protections.contains(&p.into()) {
+            protections.push(p.into());
+        }
+    }
+    let session = opened.start(&protections, KvNeed::Blocks(blocks))?;
+    if !global.quiet && !global.json {
+        note(&format!(
+            "{}: {prompt} prompt tokens, {new} new, {} repeats, {} threads",
+            session.name(),
+            args.repeats,
+            settings.threads.value
+        ));
+    }
+    let total = args.sequences.len() * args.repeats as usize * protections.len();
+    let bar = progress::bar(global, total as u64);
+    let mut cells = Vec::new();
+    for &sequences in &args.sequences {
+        let sequences = sequences as usize;
+        let mut runs: Vec<Vec<Run>> = protections.iter().map(|_| Vec::new()).collect();
+        for _ in 0..args.repeats {
+            for (i, &protection) in protections.iter().enumerate() {
+                bar.set_message(format!("{}, {sequences} at once", audit::report::protection_name(protection)));
+                runs[i].push(run_once(&session, protection, sequences, prompt, new)?);
+                bar.inc(1);
+            }
+        }
+        for (runs, &protection) in runs.iter().zip(&protections) {
+            cells.push(Cell::new(protection, sequences, prompt, new, runs));
+        }
+    }
+    bar.finish_and_clear();
+    let ratios = ratios(&cells);
+    let peak = peak_memory();
+    if global.json {
+        let mut document = session.describe();
+        document["threads"] = settings.threads.value.into();
+        document["repeats"] = args.repeats.into();
+        document["cells"] = serde_json::to_value(&cells)?;
+        document["ratios"] = serde_json::to_value(&ratios)?;
+        document["peak_memory_bytes"] = serde_json::to_value(peak)?;
+        output::print_json(&document)?;
+    } else {
+        output::print(&text(&cells, &ratios, peak))?;
+    }
+    Ok(Outcome::Done)
+}
+
+fn run_once(
+    session: &Session,
+    protection: Protection,
+    sequences: usize,
+    prompt: usize,
+    new: usize,
+) -> Result<Run> {
+    let settings = session.settings();
+    let mut engine = session.engine(EngineConfig {
+        max_running: sequences.max(settings.max_running.value as usize),
+        token_budget: sequences.max(settings.token_budget.value as usize),
+        max_waiting: sequences,
+        ..settings.engine()
+    })?;
+    session.host().take_busy();
+    let start = Instant::now();
+    for i in 0..sequences {
+        let ids = random_prompt(i as u64, prompt, session.facts().vocab);
+        engine.submit(Request {
+            use_cache: false,
+            ..Request::new(ids, protection, new)
+        })?;
+    }
+    let mut first_tokens_ms = 0.0;
+    let mut decode = Vec::new();
+    let mut started = 0;
+    while !engine.is_idle() {
+        let before = engine.stats().tokens_processed;
+        let step = Instant::now();
+        let events = engine.step().context("the device failed")?;
+        let ms = step.elapsed().as_secs_f64() * 1e3;
+        let (mut tokens, mut all_started) = (0, false);
+        for (_, event) in events {
+            match event {
+                Event::Token { index, .. } => {
+                    tokens += 1;
+                    started += usize::from(index == 0);
+                    all_started |= index == 0 && started == sequences;
+                }
+                Event::Finished { reason: FinishReason::Failed(why) } => bail!("a run broke off: {why}"),
+                _ => {}
+            }
+        }
+        if all_started {
+            first_tokens_ms = start.elapsed().as_secs_f64() * 1e3;
+        } else if tokens == sequences && engine.stats().tokens_processed - before == sequences as u64 {
+            decode.push(ms);
+        }
+    }
+    Ok(Run {
+        first_tokens_ms,
+        decode_step_ms: median(&mut decode),
+        total_ms: start.elapsed().as_secs_f64() * 1e3,
+        device_ms: session.host().take_busy().as_secs_f64() * 1e3,
+    })
+}
+
+impl Cell {
+    fn new(protection: Protection, sequences: usize, prompt: usize, new: usize, runs: &[Run]) -> Self {
+        let of = |get: fn(&Run) -> f64| median(&mut runs.iter().map(get).collect::<Vec<f64>>());
+        let first_tokens_ms = of(|r| r.first_tokens_ms);
+        let decode_step_ms = of(|r| r.decode_step_ms);
+        let total_ms = of(|r| r.total_ms);
+        let rate = |tokens: usize, ms: f64| if ms > 0.0 { tokens as f64 * 1e3 / ms } else { 0.0 };
+        Self {
+            protection: audit::report::protection_name(protection),
+            sequences,
+            prompt_tokens: prompt,
+            max_tokens: new,
+            first_tokens_ms,
+            prefill_tokens_per_s: rate(sequences * prompt, first_tokens_ms),
+            decode_step_ms,
+            decode_tokens_per_s: rate(sequences, decode_step_ms),
+            total_ms,
+            tokens_per_s: rate(sequences * new, total_ms),
+            device_share: of(|r| r.device_ms / r.total_ms.max(1e-9)),
+        }
+    }
+}
+
+fn ratios(cells: &[Cell]) -> Vec<Ratio> {
+    let find = |name: &str, n: usize| cells.iter().find(|c| c.protection == name && c.sequences == n);
+    let mut out: Vec<Ratio> = Vec::new();
+    for cell in cells {
+        let n = cell.sequences;
+        if let (Some(none), Some(ours)) = (find("none", n), find("invariant", n))
+            && out.iter().all(|r| r.sequences != n)
+        {
+            out.push(Ratio {
+                sequences: n,
+                first_tokens: ours.first_tokens_ms / none.first_tokens_ms,
+                decode_step: ours.decode_step_ms / none.decode_step_ms,
+                total: ours.total_ms / none.total_ms,
+            });
+        }
+    }
+    out
+}
+
+fn text(cells: &[Cell], ratios: &[Ratio], peak: Option<u64>) -> String {
+    let mut rows = vec![
+        ["protection", "sequences", "first tokens", "prompt tok/s", "decode step", "decode tok/s", "in all", "in device"]
+            .map(String::from)
+            .to_vec(),
+    ];
+    for c in cells {
+        rows.push(vec![
+            c.protection.into(),
+            c.sequences.to_string(),
+            format!("{:.0} ms", c.first_tokens_ms),
+            format!("{:.0}", c.prefill_tokens_per_s),
+            format!("{:.2} ms", c.decode_step_ms),
+            format!("{:.1}", c.decode_tokens_per_s),
+            format!("{:.2} s", c.total_ms / 1e3),
+            format!("{:.1} %", 100.0 * c.device_share),
+        ]);
+    }
+    let mut out = output::table(&rows);
+    if !ratios.is_empty() {
+        out += "\ninvariant / none, by time (below 1: invariant is faster)\n";
+        let mut rows = vec![["", "sequences", "first tokens", "decode step", "in all"].map(String::from).to_vec()];
+        for r in ratios {
+            rows.push(vec![
+                String::new(),
+                r.sequences.to_string(),
+                format!("{:.2}", r.first_tokens),
+                format!("{:.2}", r.decode_step),
+                format!("{:.2}", r.total),
+            ]);
+        }
+        out += &output::table(&rows);
+    }
+    if let Some(peak) = peak {
+        out += &format!("\npeak memory {}, with every protection above loaded\n", output::bytes(peak));
+    }
+    out
+}
+
+/// The process's largest resident size so far, where the system tells (Linux).
+pub fn peak_memory() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find(|l| l.starts_with("VmHWM:"))?;
+    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+    Some(kib * 1024)
+}

@@ -1,0 +1,303 @@
+//! A model opened for a command, and the device and engines it runs on.
+
+use crate::args::Isa;
+use crate::generate::Defaults;
+use crate::input::Prompt;
+use crate::settings::Settings;
+use crate::{download, identity};
+use anyhow::{Context, Result, bail};
+use audit::Host;
+use device::cpu::{CpuDevice, CpuOptions};
+use device::{BLOCK_TOKENS, KernelFamily};
+use engine::{Engine, EngineConfig, ModelFacts, Protection, Refusal};
+use model::{ChatTemplate, DateTime, Message, Model, ModelSource, RenderOptions, StreamDecoder, TextSource, Tokenizer};
+use serde_json::{Value, json};
+use std::ops::Deref;
+
+/// A model's configuration, weights, tokenizer and template; nothing runs yet.
+pub struct Opened {
+    settings: Settings,
+    model: Model,
+    tokenizer: Option<Tokenizer>,
+    template: Option<ChatTemplate>,
+}
+
+/// How much KV memory a command wants.
+pub enum KvNeed {
+    /// What the settings allow.
+    Settings,
+    /// This many blocks, if the settings allow as many.
+    Blocks(usize),
+}
+
+impl Opened {
+    /// Opens the model the settings name.
+    pub fn open(settings: &Settings) -> Result<Self> {
+        let model = match &settings.model.value {
+            Some(name) => model::load(&ModelSource::parse(name)?)?,
+            None => {
+                let path = download::default_model_path()?;
+                if !path.is_file() {
+                    bail!(
+                        "no --model given, and the default model is not at {}; run: blocklock pull",
+                        path.display()
+                    );
+                }
+                model::load(&ModelSource::Gguf(path))?
+            }
+        };
+        let (tokenizer, template) = text(&model)?;
+        Ok(Self {
+            settings: settings.clone(),
+            model,
+            tokenizer,
+            template,
+        })
+    }
+
+    /// Settings in force.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// What to call it.
+    pub fn name(&self) -> &str {
+        &self.model.name
+    }
+
+    /// Its tokenizer; synthetic models have none.
+    pub fn tokenizer(&self) -> Option<&Tokenizer> {
+        self.tokenizer.as_ref()
+    }
+
+    /// Its chat template.
+    pub fn template(&self) -> Option<&ChatTemplate> {
+        self.template.as_ref()
+    }
+
+    /// The facts engines schedule by.
+    pub fn facts(&self) -> ModelFacts {
+        ModelFacts::new(&self.model.config, self.settings.profile())
+    }
+
+    /// Token ids of a raw prompt.
+    pub fn raw_ids(&self, prompt: &Prompt) -> Result<Vec<u32>> {
+        match (prompt, &self.tokenizer) {
+            (Prompt::Ids(ids), _) => Ok(ids.clone()),
+            (Prompt::Text(_), None) => {
+                bail!("{} has no tokenizer, so a text cannot be its prompt; use --prompt-ids", self.name())
+            }
+            (Prompt::Text(text), Some(tokenizer)) => Ok(tokenizer.encode(text, true, true)?),
+        }
+    }
+
+    /// Token ids of a prompt, as a user's turn where the request is a chat. Refuses what can't run.
+    pub fn prompt_ids(&self, prompt: &Prompt, defaults: &Defaults) -> Result<Vec<u32>> {
+        let ids = match prompt {
+            Prompt::Text(text) if defaults.chat => {
+                let mut messages: Vec<Message> = Vec::new();
+                messages.extend(defaults.system.as_ref().map(|s| Message::new("system", s)));
+                messages.push(Message::new("user", text));
+                self.chat_ids(&messages, defaults.date)?
+            }
+            Prompt::Ids(_) if defaults.chat => bail!("--chat needs a text, but token ids are given"),
+            prompt => self.raw_ids(prompt)?,
+        };
+        self.check(&ids, defaults.max_tokens)?;
+        Ok(ids)
+    }
+
+    /// Token ids of a conversation, up to where the assistant's turn begins.
+    pub fn chat_ids(&self, messages: &[Message], date: Option<DateTime>) -> Result<Vec<u32>> {
+        let (Some(template), Some(tokenizer)) = (&self.template, &self.tokenizer) else {
+            bail!("{} has no chat template; use a raw prompt", self.name());
+        };
+        let text = template.render(
+            messages,
+            &RenderOptions {
+                add_generation_prompt: true,
+                date,
+                ..RenderOptions::default()
+            },
+        )?;
+        Ok(tokenizer.encode(&text, false, true)?)
+    }
+
+    /// What the engine would refuse whatever its load, found before anything is loaded.
+    pub fn check(&self, ids: &[u32], max_tokens: usize) -> Result<()> {
+        let facts = self.facts();
+        let limit = facts.context.saturating_sub(usize::from(max_tokens > 0));
+        if ids.is_empty() {
+            return Err(Refusal::EmptyPrompt.into());
+        }
+        if ids.len() > limit {
+            let given = ids.len();
+            return Err(Refusal::PromptTooLong { given, limit }.into());
+        }
+        if let Some(position) = ids.iter().position(|&t| t as usize >= facts.vocab) {
+            return Err(Refusal::UnknownToken {
+                given: ids[position],
+                position,
+                vocab: facts.vocab,
+            }
+            .into());
+        }
+        Ok(())
+    }
+
+    /// Tokens that end an answer.
+    pub fn end_tokens(&self) -> Vec<u32> {
+        self.tokenizer.as_ref().map_or(Vec::new(), |t| t.eos().to_vec())
+    }
+
+    /// A token as text, special ones included; its id where there is no tokenizer.
+    pub fn token_text(&self, id: u32) -> String {
+        match &self.tokenizer {
+            Some(tokenizer) => tokenizer.decode(&[id], false),
+            None => id.to_string(),
+        }
+    }
+
+    /// Turns generated tokens into text as they come.
+    pub fn stream_decoder(&self) -> Option<StreamDecoder> {
+        self.tokenizer.as_ref().map(|_| StreamDecoder::new(true))
+    }
+
+    /// Bytes of keys and values a token takes.
+    pub fn kv_bytes_per_token(&self) -> u64 {
+        let c = &self.model.config;
+        (c.layers.len() * 2 * c.kv_heads * c.head_dim * size_of::<f32>()) as u64
+    }
+
+    /// KV blocks the settings' memory holds: no more than its running requests could ever use.
+    pub fn kv_blocks(&self) -> Result<usize> {
+        let block = self.kv_bytes_per_token() * BLOCK_TOKENS as u64;
+        let memory = self.settings.kv_memory.value;
+        if memory < block {
+            bail!("--kv-memory {memory}: at least {block} bytes, one block of {BLOCK_TOKENS} tokens, are needed");
+        }
+        let usable = self.model.config.context.div_ceil(BLOCK_TOKENS)
+            * self.settings.max_running.value as usize;
+        Ok(((memory / block) as usize).min(usable))
+    }
+
+    /// Loads the model onto the device, with the kernels these protections need.
+    pub fn start(self, protections: &[Protection], need: KvNeed) -> Result<Session> {
+        let allowed = self.kv_blocks()?;
+        let kv_blocks = match need {
+            KvNeed::Settings => allowed,
+            KvNeed::Blocks(n) => n.clamp(1, allowed),
+        };
+        let device = CpuDevice::load(
+            &self.model.config,
+            &self.model.weights,
+            CpuOptions {
+                threads: self.settings.threads.value as usize,
+                isa: isa(self.settings.isa.value),
+                kv_blocks,
+                vendor: protections.contains(&Protection::None),
+            },
+        )
+        .context("cannot load the model on the CPU")?;
+        let host = Host::new(Box::new(device), self.facts());
+        Ok(Session { opened: self, host })
+    }
+}
+
+/// The tokenizer and chat template that come with a model.
+fn text(model: &Model) -> Result<(Option<Tokenizer>, Option<ChatTemplate>)> {
+    let (tokenizer, template) = match &model.text {
+        TextSource::None => return Ok((None, None)),
+        TextSource::Gguf(metadata) => (
+            Tokenizer::from_gguf_metadata(metadata)?,
+            ChatTemplate::from_gguf_metadata(metadata)?,
+        ),
+        TextSource::Directory(folder) => (
+            Tokenizer::from_json_file(&folder.join("tokenizer.json"))?,
+            ChatTemplate::from_dir(folder)?,
+        ),
+    };
+    tokenizer.check_fits(model.config.vocab_size)?;
+    let template = template.map(|t| t.with_tokens(&tokenizer));
+    Ok((Some(tokenizer), template))
+}
+
+fn isa(isa: Isa) -> Option<device::cpu::Isa> {
+    match isa {
+        Isa::Auto => None,
+        Isa::Avx512 => Some(device::cpu::Isa::Avx512),
+        Isa::Avx2 => Some(device::cpu::Isa::Avx2),
+        Isa::Neon => Some(device::cpu::Isa::Neon),
+        Isa::Portable => Some(device::cpu::Isa::Portable),
+    }
+}
+
+/// An opened model on its device.
+pub struct Session {
+    opened: Opened,
+    host: Host,
+}
+
+impl Deref for Session {
+    type Target = Opened;
+
+    fn deref(&self) -> &Opened {
+        &self.opened
+    }
+}
+
+impl Session {
+    /// The device, from which engines are made.
+    pub fn host(&self) -> &Host {
+        &self.host
+    }
+
+    /// A new engine.
+    pub fn engine(&self, config: EngineConfig) -> Result<Engine> {
+        Ok(self.host.engine(config)?)
+    }
+
+    /// What decides an `invariant` request's bits besides the request.
+    pub fn numerics_id(&self) -> String {
+        identity::numerics_id(&self.model, self.settings.profile()).to_string()
+    }
+
+    /// What also decides the bits of all other protections.
+    pub fn environment_id(&self) -> String {
+        identity::environment_id(&self.host.info(), &self.settings).to_string()
+    }
+
+    /// The part every JSON report begins with.
+    pub fn describe(&self) -> Value {
+        let info = self.host.info();
+        json!({
+            "model": self.name(),
+            "device": info.name,
+            "profile": self.settings.profile().name(),
+            "numerics_version": numerics::NUMERICS_VERSION,
+            "numerics_id": self.numerics_id(),
+            "environment_id": self.environment_id(),
+        })
+    }
+
+    /// The shapes a protection's launches have.
+    pub fn geometry(&self, protection: Protection) -> Value {
+        let (kernels, family) = match protection {
+            Protection::None => ("vendor", KernelFamily::Vendor),
+            Protection::Invariant => ("contract", KernelFamily::Contract),
+        };
+        json!({
+            "kernels": kernels,
+            "available": self.host.supports(family),
+            "shapes": "any: they follow the load",
+            "token_budget": self.settings.token_budget.value,
+            "max_running": self.settings.max_running.value,
+            "prefill_chunk": self.settings.prefill_chunk.value,
+        })
+    }
+}

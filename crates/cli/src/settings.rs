@@ -1,0 +1,184 @@
+//! Settings in force: flags over the configuration file over defaults, each remembering where it came from.
+
+use crate::args::{Global, Isa, ProtectionArg};
+use anyhow::{Context, Result, bail};
+use engine::Protection;
+use numerics::Profile;
+use serde::{Deserialize, Serialize};
+
+/// The configuration file. Every key is optional; unknown ones are refused.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    model: Option<String>,
+    device: Option<String>,
+    profile: Option<String>,
+    threads: Option<u32>,
+    isa: Option<Isa>,
+    kv_memory: Option<String>,
+    protection: Option<ProtectionArg>,
+    token_budget: Option<u32>,
+    max_running: Option<u32>,
+    prefill_chunk: Option<u32>,
+    prefix_cache: Option<bool>,
+}
+
+/// A value and where it came from: `flag`, `file` or `default`.
+#[derive(Debug, Clone, Serialize)]
+pub struct Setting<T> {
+    /// The value.
+    pub value: T,
+    /// Its origin.
+    pub from: &'static str,
+}
+
+impl<T> Setting<T> {
+    fn pick(flag: Option<T>, file: Option<T>, default: T) -> Self {
+        let (value, from) = match (flag, file) {
+            (Some(v), _) => (v, "flag"),
+            (None, Some(v)) => (v, "file"),
+            (None, None) => (default, "default"),
+        };
+        Self { value, from }
+    }
+}
+
+/// Everything a command needs to load a model and run an engine.
+#[derive(Debug, Clone, Serialize)]
+pub struct Settings {
+    /// `None`: the default model.
+    pub model: Setting<Option<String>>,
+    /// Always `cpu` here.
+    pub device: Setting<String>,
+    /// Arithmetic, by name.
+    pub profile: Setting<String>,
+    /// Worker threads.
+    pub threads: Setting<u32>,
+    /// Kernel path.
+    pub isa: Setting<Isa>,
+    /// Bytes for keys and values.
+    pub kv_memory: Setting<u64>,
+    /// Protection of requests that name none.
+    pub protection: Setting<ProtectionArg>,
+    /// Tokens a step may hold.
+    pub token_budget: Setting<u32>,
+    /// Requests that run at once.
+    pub max_running: Setting<u32>,
+    /// Prompt tokens of one request in a step; `None`: what the budget leaves.
+    pub prefill_chunk: Setting<Option<u32>>,
+    /// Whether prefixes are cached.
+    pub prefix_cache: Setting<bool>,
+}
+
+impl Settings {
+    /// Reads the file, if one is given, and validates everything.
+    pub fn resolve(flags: &Global) -> Result<Self> {
+        let file = match &flags.config {
+            None => File::default(),
+            Some(path) => {
+                let text = crate::input::read_text(path, 1 << 20)?;
+                toml::from_str::<File>(&text)
+                    .with_context(|| format!("configuration file {}", path.display()))?
+            }
+        };
+        let in_file = |name: &str, value: Option<u32>, allowed: std::ops::RangeInclusive<u32>| {
+            match value.filter(|v| !allowed.contains(v)) {
+                Some(v) => bail!(
+                    "configuration file: {name} is {v}, but must be {} to {}",
+                    allowed.start(),
+                    allowed.end()
+                ),
+                None => Ok(value),
+            }
+        };
+        let file_kv = match &file.kv_memory {
+            None => None,
+            Some(text) => match crate::values::size(text) {
+                Ok(bytes) => Some(bytes),
+                Err(allowed) => bail!("configuration file: kv_memory is '{text}': {allowed}"),
+            },
+        };
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
+        let threads = in_file("threads", file.threads, 1..=1024)?;
+        let chunk = in_file("prefill_chunk", file.prefill_chunk, 1..=1 << 20)?;
+        let token_budget = in_file("token_budget", file.token_budget, 1..=1 << 20)?;
+        let max_running = in_file("max_running", file.max_running, 1..=4096)?;
+        let settings = Self {
+            model: Setting::pick(flags.model.clone().map(Some), file.model.map(Some), None),
+            device: Setting::pick(flags.device.clone(), file.device, "cpu".into()),
+            profile: Setting::pick(
+                flags.profile.clone(),
+                file.profile,
+                Profile::IeeeF32.name().into(),
+            ),
+            threads: Setting::pick(flags.threads, threads, cores),
+            isa: Setting::pick(flags.isa, file.isa, Isa::Auto),
+            kv_memory: Setting::pick(flags.kv_memory, file_kv, 512 << 20),
+            protection: Setting::pick(None, file.protection, ProtectionArg::Invariant),
+            token_budget: Setting::pick(None, token_budget, 512),
+            max_running: Setting::pick(None, max_running, 64),
+            prefill_chunk: Setting::pick(None, chunk.map(Some), None),
+            prefix_cache: Setting::pick(None, file.prefix_cache, true),
+        };
+        settings.validate()?;
+        Ok(settings)
+    }
+
+    fn validate(&self) -> Result<()> {
+        match self.device.value.as_str() {
+            "cpu" => {}
+            cuda if cuda == "cuda" || cuda.starts_with("cuda:") => {
+                bail!("--device {cuda}: this build has no CUDA device; allowed: cpu")
+            }
+            other => bail!("--device {other}: unknown device; allowed: cpu"),
+        }
+        match self.profile.value.as_str() {
+            "ieee-f32" => {}
+            "hopper-bf16" => {
+                bail!("--profile hopper-bf16: not available in this build; allowed: ieee-f32")
+            }
+            other => bail!("--profile {other}: unknown profile; allowed: ieee-f32"),
+        }
+        if self.max_running.value > self.token_budget.value {
+            bail!(
+                "configuration file: max_running is {}, but must be at most token_budget ({}), so that every running \
+                 request can have a token a step",
+                self.max_running.value,
+                self.token_budget.value
+            );
+        }
+        Ok(())
+    }
+
+    /// The profile.
+    pub fn profile(&self) -> Profile {
+        Profile::IeeeF32
+    }
+
+    /// The engine's limits.
+    pub fn engine(&self) -> engine::EngineConfig {
+        engine::EngineConfig {
+            token_budget: self.token_budget.value as usize,
+            max_running: self.max_running.value as usize,
+            chunk: self.prefill_chunk.value.map(|c| c as usize),
+            prefix_cache: self.prefix_cache.value,
+            ..engine::EngineConfig::default()
+        }
+    }
+}
+
+impl From<ProtectionArg> for Protection {
+    fn from(p: ProtectionArg) -> Self {
+        match p {
+            ProtectionArg::None => Protection::None,
+            ProtectionArg::Invariant => Protection::Invariant,
+        }
+    }
+}
+
+impl ProtectionArg {
+    /// The name in reports.
+    pub fn name(self) -> &'static str {
+        audit::report::protection_name(self.into())
+    }
+}

@@ -1,0 +1,102 @@
+//! Parsers of single values. Each error says what is allowed; clap adds the flag and the value given.
+
+/// Bytes, with an optional unit: 512MiB, 2GiB, 800MB, 1073741824.
+pub fn size(text: &str) -> Result<u64, String> {
+    let text = text.trim();
+    let split = text
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(text.len());
+    let (digits, unit) = text.split_at(split);
+    let factor: u64 = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "kb" => 1000,
+        "kib" | "k" => 1 << 10,
+        "mb" => 1_000_000,
+        "mib" | "m" => 1 << 20,
+        "gb" => 1_000_000_000,
+        "gib" | "g" => 1 << 30,
+        _ => return Err("a whole number of bytes, KiB, MiB or GiB is allowed, such as 512MiB".into()),
+    };
+    digits
+        .parse::<u64>()
+        .ok()
+        .and_then(|n| n.checked_mul(factor))
+        .filter(|n| (1..=1 << 46).contains(n))
+        .ok_or_else(|| "1 byte to 64 TiB is allowed, such as 512MiB".into())
+}
+
+/// A temperature.
+pub fn temperature(text: &str) -> Result<f32, String> {
+    float(text, 0.0, 100.0)
+}
+
+/// A probability that may not be 0.
+pub fn top_p(text: &str) -> Result<f32, String> {
+    match float(text, 0.0, 1.0) {
+        Ok(p) if p > 0.0 => Ok(p),
+        _ => Err("a number above 0 and up to 1 is allowed".into()),
+    }
+}
+
+/// 0 to 1.
+pub fn fraction(text: &str) -> Result<f32, String> {
+    float(text, 0.0, 1.0)
+}
+
+/// A repetition penalty.
+pub fn repetition(text: &str) -> Result<f32, String> {
+    match float(text, 0.0, 100.0) {
+        Ok(r) if r > 0.0 => Ok(r),
+        _ => Err("a number above 0 and up to 100 is allowed".into()),
+    }
+}
+
+/// A presence or frequency penalty.
+pub fn penalty(text: &str) -> Result<f32, String> {
+    float(text, -100.0, 100.0)
+}
+
+/// `ID:BIAS`.
+pub fn bias(text: &str) -> Result<(u32, f32), String> {
+    let (id, bias) = text
+        .split_once(':')
+        .ok_or("ID:BIAS is allowed, such as 504:-100")?;
+    let id = id
+        .trim()
+        .parse()
+        .map_err(|_| "the part before ':' must be a token id")?;
+    Ok((id, float(bias.trim(), -1e6, 1e6)?))
+}
+
+fn float(text: &str, low: f32, high: f32) -> Result<f32, String> {
+    text.parse::<f32>()
+        .ok()
+        .filter(|x| (low..=high).contains(x))
+        .ok_or_else(|| format!("a number from {low} to {high} is allowed"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        assert_eq!(size("512MiB"), Ok(512 << 20));
+        assert_eq!(size("2 GiB"), Ok(2 << 30));
+        assert_eq!(size("1000"), Ok(1000));
+        for bad in ["", "0", "-1", "1.5GiB", "MiB", "1XB", "99999999999999999999", "99999999GiB"] {
+            assert!(size(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn numbers_out_of_range_and_non_numbers_are_refused() {
+        for bad in ["NaN", "inf", "-inf", "-1", "1e30", "", "x"] {
+            assert!(temperature(bad).is_err(), "{bad}");
+            assert!(top_p(bad).is_err() && fraction(bad).is_err(), "{bad}");
+        }
+        assert!(top_p("0").is_err() && top_p("1").is_ok() && repetition("0").is_err());
+        assert_eq!(bias("5:-2.5"), Ok((5, -2.5)));
+        assert!(bias("5").is_err() && bias("x:1").is_err() && bias("5:NaN").is_err());
+    }
+}

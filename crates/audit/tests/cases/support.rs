@@ -1,0 +1,172 @@
+//! A tiny model on the CPU device, and runs of requests on it.
+
+use audit::{Host, Trace, TraceStep, compare};
+use device::cpu::{CpuDevice, CpuOptions, Isa};
+use engine::{Engine, EngineConfig, Event, ModelFacts, Protection, Request, RequestId, Row};
+use model::{Model, ModelSource};
+use numerics::Profile;
+use numerics::sample::SamplingParams;
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock};
+
+/// The tiny model.
+pub fn tiny() -> &'static Model {
+    static MODEL: LazyLock<Model> = LazyLock::new(|| {
+        let source = ModelSource::parse("synthetic:tiny-llama@7").expect("a known name");
+        model::load(&source).expect("synthetic models load")
+    });
+    &MODEL
+}
+
+/// The tiny model on a device.
+pub fn host_with(threads: usize, isa: Option<Isa>, kv_blocks: usize) -> Host {
+    let model = tiny();
+    let options = CpuOptions {
+        threads,
+        isa,
+        kv_blocks,
+        vendor: true,
+    };
+    let device = CpuDevice::load(Arc::clone(&model.config), &model.weights, options).expect("loads");
+    Host::new(Box::new(device), ModelFacts::new(&model.config, Profile::IeeeF32))
+}
+
+/// The usual device: room for everything a test does, two threads.
+pub fn host() -> Host {
+    host_with(2, None, 600)
+}
+
+/// A prompt that is a function of `seed`.
+pub fn prompt(seed: u64, len: usize) -> Vec<u32> {
+    audit::random_prompt(seed, len, tiny().config.vocab_size)
+}
+
+/// A greedy `invariant` request.
+pub fn greedy(seed: u64, len: usize, tokens: usize) -> Request {
+    Request::new(prompt(seed, len), Protection::Invariant, tokens)
+}
+
+/// The same at temperature 1 with a seed.
+pub fn seeded(request: Request, seed: u64) -> Request {
+    Request {
+        sampling: SamplingParams {
+            temperature: 1.0,
+            seed,
+            ..SamplingParams::default()
+        },
+        ..request
+    }
+}
+
+/// Limits for many requests at once.
+pub fn wide() -> EngineConfig {
+    EngineConfig {
+        token_budget: 512,
+        max_running: 300,
+        ..EngineConfig::default()
+    }
+}
+
+/// Everything that one request reported.
+#[derive(Default)]
+pub struct Record {
+    pub trace: Trace,
+    pub prompt_rows: Vec<Row>,
+    pub rows: Vec<Row>,
+}
+
+/// An engine and what its requests have reported so far.
+pub struct Run {
+    pub engine: Engine,
+    pub records: HashMap<RequestId, Record>,
+}
+
+impl Run {
+    pub fn new(host: &Host, config: EngineConfig) -> Self {
+        Self {
+            engine: host.engine(config).expect("valid limits"),
+            records: HashMap::new(),
+        }
+    }
+
+    pub fn submit(&mut self, request: &Request) -> RequestId {
+        let id = self.engine.submit(request.clone()).expect("accepted");
+        self.records.insert(id, Record::default());
+        id
+    }
+
+    pub fn step(&mut self) {
+        for (id, event) in self.engine.step().expect("the device works") {
+            let record = self.records.get_mut(&id).expect("a request of this run");
+            match event {
+                Event::Admitted { cached_tokens } => record.trace.cached_tokens = cached_tokens,
+                Event::PromptRow { row, .. } => record.prompt_rows.push(row),
+                Event::Token { token, row, .. } => {
+                    record.trace.steps.push(TraceStep {
+                        token,
+                        top: row.top.clone(),
+                    });
+                    record.rows.push(row);
+                }
+                Event::Finished { reason } => record.trace.finish = audit::runner::finish_name(&reason),
+            }
+        }
+    }
+
+    pub fn finish(&mut self) {
+        while !self.engine.is_idle() {
+            self.step();
+        }
+    }
+
+    pub fn tokens(&self, id: RequestId) -> usize {
+        self.records[&id].trace.steps.len()
+    }
+
+    pub fn trace(&self, id: RequestId) -> &Trace {
+        &self.records[&id].trace
+    }
+}
+
+/// One request alone in a new engine.
+pub fn solo(host: &Host, request: &Request) -> Record {
+    alone(host, EngineConfig::default(), request)
+}
+
+/// One request alone in a new engine with these limits.
+pub fn alone(host: &Host, config: EngineConfig, request: &Request) -> Record {
+    let mut run = Run::new(host, config);
+    let id = run.submit(request);
+    run.finish();
+    run.records.remove(&id).expect("it ran")
+}
+
+/// Requests submitted together, run to their ends.
+pub fn together(host: &Host, config: EngineConfig, requests: &[Request]) -> Vec<Trace> {
+    let mut run = Run::new(host, config);
+    let ids: Vec<RequestId> = requests.iter().map(|r| run.submit(r)).collect();
+    run.finish();
+    ids.iter().map(|id| run.trace(*id).clone()).collect()
+}
+
+/// Fails with the first difference.
+#[track_caller]
+pub fn assert_same(solo: &Trace, other: &Trace, what: &str) {
+    assert!(!solo.steps.is_empty() && !solo.finish.starts_with("failed"), "{what}: no baseline");
+    if let Some((step, difference)) = compare(solo, other).first {
+        panic!("{what}: step {step}: {difference}");
+    }
+}
+
+/// Fails unless all bits of all rows are equal.
+#[track_caller]
+pub fn assert_same_rows(a: &[Row], b: &[Row], what: &str) {
+    let bits = |r: &Row| {
+        let top: Vec<(u32, u32)> = r.top.iter().map(|(id, z)| (*id, z.to_bits())).collect();
+        (top, r.log_sum_exp.to_bits())
+    };
+    assert_eq!(a.len(), b.len(), "{what}: number of rows");
+    for (i, (x, y)) in a.iter().zip(b).enumerate() {
+        assert_eq!(bits(x), bits(y), "{what}: row {i}");
+    }
+}

@@ -1,6 +1,6 @@
 //! The check: a target solo, then in many adversarial crowds, every token and Top-20 bit compared.
 
-use crate::compare::compare;
+use crate::compare::{Trace, compare};
 use crate::crowd::{Crowd, CrowdSpace};
 use crate::host::Host;
 use crate::report::{CheckReport, ProtectionReport, median};
@@ -94,10 +94,25 @@ pub fn check(
     let mut reports = Vec::new();
     for &protection in &plan.protections {
         let name = crate::report::protection_name(protection);
-        let solo = run_solo(host, &plan.target, protection).map_err(|error| CheckError::Solo {
-            protection: name,
-            error,
-        })?;
+        let solo = match run_solo(host, &plan.target, protection) {
+            Ok(solo) => solo,
+            Err(RunError::Refused(refusal)) => {
+                let mut report = ProtectionReport::new(protection, &Trace::default());
+                report.trials = plan.trials.len();
+                report.refused = plan.trials.len();
+                report.refused_reason = Some(refusal.to_string());
+                reports.push(report);
+                solos.push(None);
+                tell(protection, None, false);
+                continue;
+            }
+            Err(error) => {
+                return Err(CheckError::Solo {
+                    protection: name,
+                    error,
+                });
+            }
+        };
         if solo.finish.starts_with("failed") {
             return Err(CheckError::Baseline {
                 protection: name,
@@ -105,12 +120,16 @@ pub fn check(
             });
         }
         reports.push(ProtectionReport::new(protection, &solo));
-        solos.push(solo);
+        solos.push(Some(solo));
         tell(protection, None, false);
     }
     let mut times = vec![Vec::new(); plan.protections.len()];
     for &trial in &plan.trials {
         for (i, &protection) in plan.protections.iter().enumerate() {
+            let Some(solo) = &solos[i] else {
+                tell(protection, Some(trial), false);
+                continue;
+            };
             let space = CrowdSpace {
                 seed: plan.seed,
                 target_prompt: plan.target.prompt.len(),
@@ -123,7 +142,7 @@ pub fn check(
             let mut diverged = false;
             match run_crowd(host, &plan.target, protection, &crowd) {
                 Ok((trace, facts)) => {
-                    let comparison = compare(&solos[i], &trace);
+                    let comparison = compare(solo, &trace);
                     diverged = comparison.first.is_some();
                     times[i].push(trace.wall_ms);
                     reports[i].add(crowd, facts, Ok((&trace, comparison)), plan.keep_details);

@@ -6,13 +6,14 @@ use serde::Serialize;
 
 /// Neighbour counts worth trying first: batch sizes at which engines are known to change kernels, and one more or less.
 const SIZES: [usize; 27] = [
-    1, 8, 16, 2, 9, 17, 7, 15, 3, 31, 6, 32, 10, 33, 5, 63, 12, 64, 4, 65, 127, 128, 129, 254, 255, 256, 257,
+    1, 8, 16, 2, 9, 17, 7, 15, 3, 31, 6, 32, 10, 33, 5, 63, 12, 64, 4, 65, 127, 128, 129, 254, 255,
+    256, 257,
 ];
 
 /// Neighbour prompt lengths: every tile, block and chunk edge, and one more or less.
 const LENGTHS: [usize; 30] = [
-    1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 191, 192, 193, 255, 256, 257, 319, 511,
-    512, 513, 1024, 1025,
+    1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 191, 192, 193, 255, 256,
+    257, 319, 511, 512, 513, 1024, 1025,
 ];
 
 /// Prompt tokens one sequence may prefill in a step.

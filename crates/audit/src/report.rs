@@ -142,9 +142,14 @@ impl ProtectionReport {
         }
     }
 
-    /// Whether the protection kept what it promises. `none` promises nothing.
+    /// Whether anything was compared.
+    pub fn ran(&self) -> bool {
+        self.refused < self.trials
+    }
+
+    /// Whether the protection kept what it promises, in at least one crowd. `none` promises nothing.
     pub fn held(&self) -> bool {
-        self.name == protection_name(Protection::None) || self.diverged == 0
+        self.ran() && (self.name == protection_name(Protection::None) || self.diverged == 0)
     }
 }
 
@@ -217,13 +222,24 @@ mod tests {
     fn the_first_divergence_is_the_earliest_step() {
         let solo = trace(&[1.0, 1.0]);
         let mut report = ProtectionReport::new(Protection::Invariant, &solo);
-        assert!(report.held());
-        for (trial, logits) in [[1.0, 1.0], [1.0, 1.5], [1.25, 1.0], [1.25, 1.0]].iter().enumerate() {
+        assert!(!report.held(), "nothing was compared yet");
+        for (trial, logits) in [[1.0, 1.0], [1.0, 1.5], [1.25, 1.0], [1.25, 1.0]]
+            .iter()
+            .enumerate()
+        {
             let run = trace(logits);
             let comparison = compare(&solo, &run);
-            report.add(crowd(trial), CrowdFacts::default(), Ok((&run, comparison)), false);
+            report.add(
+                crowd(trial),
+                CrowdFacts::default(),
+                Ok((&run, comparison)),
+                false,
+            );
         }
-        assert_eq!((report.trials, report.diverged, report.tokens_diverged), (4, 3, 0));
+        assert_eq!(
+            (report.trials, report.diverged, report.tokens_diverged),
+            (4, 3, 0)
+        );
         let first = report.first_divergence.as_ref().unwrap();
         assert_eq!((first.step, first.trial), (0, 2));
         assert_eq!(report.max_logit_gap, 0.5);
@@ -236,7 +252,12 @@ mod tests {
     #[test]
     fn a_refusal_is_neither_kept_nor_broken() {
         let mut report = ProtectionReport::new(Protection::Invariant, &trace(&[1.0]));
-        report.add(crowd(0), CrowdFacts::default(), Err("too long".into()), false);
+        report.add(
+            crowd(0),
+            CrowdFacts::default(),
+            Err("too long".into()),
+            false,
+        );
         assert_eq!((report.refused, report.diverged), (1, 0));
         assert_eq!(report.refused_reason.as_deref(), Some("too long"));
     }

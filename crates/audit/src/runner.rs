@@ -150,7 +150,11 @@ fn crowd_steps(
     let mut watch: Option<Watch> = None;
     let mut preempt_at = crowd.target_preempted_at.iter().copied().peekable();
     // The whole crowd's tokens, one a step, twice over for recomputation, is more than any schedule needs.
-    let tokens: usize = crowd.neighbours.iter().map(|n| n.prompt_tokens + n.max_tokens).sum();
+    let tokens: usize = crowd
+        .neighbours
+        .iter()
+        .map(|n| n.prompt_tokens + n.max_tokens)
+        .sum();
     let limit = 4 * (tokens + target.prompt.len() + target.max_tokens) + 1000;
     for step in 0..limit {
         if step == crowd.target_arrives {

@@ -228,7 +228,13 @@ pub struct CheckArgs {
     #[command(flatten)]
     pub source: PromptArgs,
     /// Protections to check
-    #[arg(long, short, value_name = "NAMES", value_delimiter = ',', default_value = "none,invariant")]
+    #[arg(
+        long,
+        short,
+        value_name = "NAMES",
+        value_delimiter = ',',
+        default_value = "none,invariant"
+    )]
     pub protection: Vec<ProtectionArg>,
     /// Crowds for each protection
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
@@ -275,7 +281,13 @@ pub struct BenchArgs {
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub repeats: u32,
     /// Protections to measure
-    #[arg(long, short, value_name = "NAMES", value_delimiter = ',', default_value = "none,invariant")]
+    #[arg(
+        long,
+        short,
+        value_name = "NAMES",
+        value_delimiter = ',',
+        default_value = "none,invariant"
+    )]
     pub protection: Vec<ProtectionArg>,
 }
 

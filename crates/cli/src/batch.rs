@@ -135,12 +135,23 @@ pub fn run(
     if !global.quiet {
         note(&format!(
             "{written} records written{}{}",
-            if kept > 0 { format!(", {kept} kept from before") } else { String::new() },
-            if failed > 0 { format!(", {failed} of them errors") } else { String::new() },
+            if kept > 0 {
+                format!(", {kept} kept from before")
+            } else {
+                String::new()
+            },
+            if failed > 0 {
+                format!(", {failed} of them errors")
+            } else {
+                String::new()
+            },
         ));
     }
     if failed > 0 {
-        bail!("{failed} of {} records failed; their lines in the output have \"error\"", written + kept);
+        bail!(
+            "{failed} of {} records failed; their lines in the output have \"error\"",
+            written + kept
+        );
     }
     Ok(Outcome::Done)
 }
@@ -154,7 +165,9 @@ fn start(
 ) -> Result<Running, (Value, String)> {
     let text = line.text.as_ref().map_err(|e| (Value::Null, e.clone()))?;
     let record: Record = serde_json::from_str(text).map_err(|e| {
-        let id = serde_json::from_str::<Value>(text).map(|v| v["id"].clone()).unwrap_or_default();
+        let id = serde_json::from_str::<Value>(text)
+            .map(|v| v["id"].clone())
+            .unwrap_or_default();
         (id, format!("line {} is not a request: {e}", line.number))
     })?;
     let id = record.id.clone().unwrap_or(Value::Null);
@@ -174,7 +187,11 @@ impl Record {
         if let Some(name) = self.unknown.keys().next() {
             bail!("unknown field '{name}'; allowed: see blocklock generate --help");
         }
-        let given = [self.prompt.is_some(), self.prompt_ids.is_some(), self.messages.is_some()];
+        let given = [
+            self.prompt.is_some(),
+            self.prompt_ids.is_some(),
+            self.messages.is_some(),
+        ];
         if given.iter().filter(|g| **g).count() != 1 {
             bail!("exactly one of prompt, prompt_ids and messages is allowed");
         }
@@ -227,7 +244,13 @@ impl Running {
         }
         line["text"] = json!(self.answer.text);
         line["finish_reason"] = self.answer.finish_name().into();
-        line["token_ids"] = json!(self.answer.steps.iter().map(|s| s.token).collect::<Vec<_>>());
+        line["token_ids"] = json!(
+            self.answer
+                .steps
+                .iter()
+                .map(|s| s.token)
+                .collect::<Vec<_>>()
+        );
         line["prompt_tokens"] = self.prompt_tokens.into();
         line["protection"] = audit::report::protection_name(self.protection).into();
         line["sampling"] = self.sampling.clone();
@@ -286,15 +309,23 @@ impl Lines {
             }
             self.number += 1;
             if read as u64 == LINE_BYTES && bytes.last() != Some(&b'\n') {
-                bail!("line {} of {} is longer than {LINE_BYTES} bytes, the limit", self.number, self.name);
+                bail!(
+                    "line {} of {} is longer than {LINE_BYTES} bytes, the limit",
+                    self.number,
+                    self.name
+                );
             }
             if bytes.iter().all(u8::is_ascii_whitespace) {
                 continue;
             }
             let digest = blake3::hash(bytes.trim_ascii()).to_hex()[..16].to_string();
             let number = self.number;
-            let text = String::from_utf8(bytes)
-                .map_err(|e| format!("line {number} is not UTF-8: bad byte at offset {}", e.utf8_error().valid_up_to()));
+            let text = String::from_utf8(bytes).map_err(|e| {
+                format!(
+                    "line {number} is not UTF-8: bad byte at offset {}",
+                    e.utf8_error().valid_up_to()
+                )
+            });
             return Ok(Some(Line {
                 number,
                 digest,
@@ -305,15 +336,18 @@ impl Lines {
 }
 
 /// Protections the batch may need: the default, and any other whose name occurs in a regular file's records. Standard
-/// input can't be read twice, so there both are loaded.
+/// input and pipes can't be read twice, so there both are loaded.
 fn protections_in(input: &Path, default: Protection) -> Result<Vec<Protection>> {
     let mut found = vec![default];
-    if input == Path::new("-") {
+    if !input.is_file() {
         found.extend([Protection::None, Protection::Invariant]);
     } else {
         let mut lines = Lines::open(input)?;
         while let Some(line) = lines.next_line()? {
-            let named = line.text.ok().and_then(|t| serde_json::from_str::<Value>(&t).ok());
+            let named = line
+                .text
+                .ok()
+                .and_then(|t| serde_json::from_str::<Value>(&t).ok());
             if let Some(name) = named.as_ref().and_then(|v| v["protection"].as_str())
                 && let Ok(protection) = protection(name)
             {
@@ -343,11 +377,14 @@ fn open_output(args: &GenerateArgs) -> Result<(Done, Box<dyn Write>)> {
                 continue;
             }
             let value: Option<Value> = serde_json::from_slice(line).ok();
-            let key = value.as_ref().and_then(|v| {
-                Some((v["line"].as_u64()?, v["input_digest"].as_str()?.to_string()))
-            });
+            let key = value
+                .as_ref()
+                .and_then(|v| Some((v["line"].as_u64()?, v["input_digest"].as_str()?.to_string())));
             let Some((number, digest)) = key else {
-                bail!("cannot resume: line {} of {name} is not an answer of a batch", i + 1);
+                bail!(
+                    "cannot resume: line {} of {name} is not an answer of a batch",
+                    i + 1
+                );
             };
             done.insert(number, digest);
         }
@@ -362,12 +399,18 @@ fn open_output(args: &GenerateArgs) -> Result<(Done, Box<dyn Write>)> {
     if path.is_dir() {
         bail!("cannot write {name}: it is a directory, but a file is needed");
     }
-    let file = OpenOptions::new().write(true).create_new(true).open(path).map_err(|e| match e.kind() {
-        std::io::ErrorKind::AlreadyExists => {
-            anyhow::anyhow!("{name} exists; add --resume to continue it, or give another --output")
-        }
-        _ => anyhow::anyhow!("cannot write {name}: {e}"),
-    })?;
+    let file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .open(path)
+        .map_err(|e| match e.kind() {
+            std::io::ErrorKind::AlreadyExists => {
+                anyhow::anyhow!(
+                    "{name} exists; add --resume to continue it, or give another --output"
+                )
+            }
+            _ => anyhow::anyhow!("cannot write {name}: {e}"),
+        })?;
     Ok((done, Box::new(file)))
 }
 

@@ -10,6 +10,7 @@ use audit::{median, random_prompt};
 use device::BLOCK_TOKENS;
 use engine::{EngineConfig, Event, FinishReason, Protection, Request};
 use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 /// One run of one cell.
@@ -18,6 +19,8 @@ struct Run {
     decode_step_ms: f64,
     total_ms: f64,
     device_ms: f64,
+    prefill: Vec<(&'static str, f64)>,
+    decode: Vec<(&'static str, f64)>,
 }
 
 /// Medians of one cell.
@@ -41,6 +44,9 @@ struct Cell {
     tokens_per_s: f64,
     /// Share of the total time spent inside the device; the rest is scheduling and bookkeeping.
     device_share: f64,
+    /// Share of each operation in the device's time until the first tokens, and after.
+    prefill_shares: BTreeMap<&'static str, f64>,
+    decode_shares: BTreeMap<&'static str, f64>,
 }
 
 /// `invariant` over `none`, by time: below 1 is faster.
@@ -59,7 +65,10 @@ pub fn run(global: &Global, args: &BenchArgs) -> Result<Outcome> {
     let (prompt, new) = (args.prompt_tokens as usize, args.max_tokens as usize);
     let context = opened.facts().context;
     if prompt + new > context {
-        bail!("--prompt-tokens {prompt} and --max-tokens {new} make {} tokens, but the context is {context}", prompt + new);
+        bail!(
+            "--prompt-tokens {prompt} and --max-tokens {new} make {} tokens, but the context is {context}",
+            prompt + new
+        );
     }
     let most = args.sequences.iter().copied().max().unwrap_or(1) as usize;
     let blocks = most * (prompt + new).div_ceil(BLOCK_TOKENS);
@@ -78,7 +87,7 @@ pub fn run(global: &Global, args: &BenchArgs) -> Result<Outcome> {
             protections.push(p.into());
         }
     }
-    let session = opened.start(&protections, KvNeed::Blocks(blocks))?;
+    let session = opened.start_timed(&protections, KvNeed::Blocks(blocks))?;
     if !global.quiet && !global.json {
         note(&format!(
             "{}: {prompt} prompt tokens, {new} new, {} repeats, {} threads",
@@ -95,7 +104,10 @@ pub fn run(global: &Global, args: &BenchArgs) -> Result<Outcome> {
         let mut runs: Vec<Vec<Run>> = protections.iter().map(|_| Vec::new()).collect();
         for _ in 0..args.repeats {
             for (i, &protection) in protections.iter().enumerate() {
-                bar.set_message(format!("{}, {sequences} at once", audit::report::protection_name(protection)));
+                bar.set_message(format!(
+                    "{}, {sequences} at once",
+                    audit::report::protection_name(protection)
+                ));
                 runs[i].push(run_once(&session, protection, sequences, prompt, new)?);
                 bar.inc(1);
             }
@@ -136,6 +148,8 @@ fn run_once(
         ..settings.engine()
     })?;
     session.host().take_busy();
+    session.take_times();
+    let mut prefill = Vec::new();
     let start = Instant::now();
     for i in 0..sequences {
         let ids = random_prompt(i as u64, prompt, session.facts().vocab);
@@ -160,13 +174,18 @@ fn run_once(
                     started += usize::from(index == 0);
                     all_started |= index == 0 && started == sequences;
                 }
-                Event::Finished { reason: FinishReason::Failed(why) } => bail!("a run broke off: {why}"),
+                Event::Finished {
+                    reason: FinishReason::Failed(why),
+                } => bail!("a run broke off: {why}"),
                 _ => {}
             }
         }
         if all_started {
             first_tokens_ms = start.elapsed().as_secs_f64() * 1e3;
-        } else if tokens == sequences && engine.stats().tokens_processed - before == sequences as u64 {
+            prefill = session.take_times();
+        } else if tokens == sequences
+            && engine.stats().tokens_processed - before == sequences as u64
+        {
             decode.push(ms);
         }
     }
@@ -175,16 +194,41 @@ fn run_once(
         decode_step_ms: median(&mut decode),
         total_ms: start.elapsed().as_secs_f64() * 1e3,
         device_ms: session.host().take_busy().as_secs_f64() * 1e3,
+        prefill,
+        decode: session.take_times(),
     })
 }
 
+/// Each operation's share of the time of all runs.
+fn shares(runs: &[Run], part: fn(&Run) -> &[(&'static str, f64)]) -> BTreeMap<&'static str, f64> {
+    let mut sums: BTreeMap<&'static str, f64> = BTreeMap::new();
+    for (op, seconds) in runs.iter().flat_map(part) {
+        *sums.entry(op).or_default() += seconds;
+    }
+    let total: f64 = sums.values().sum();
+    sums.values_mut().for_each(|s| *s /= total.max(1e-12));
+    sums
+}
+
 impl Cell {
-    fn new(protection: Protection, sequences: usize, prompt: usize, new: usize, runs: &[Run]) -> Self {
+    fn new(
+        protection: Protection,
+        sequences: usize,
+        prompt: usize,
+        new: usize,
+        runs: &[Run],
+    ) -> Self {
         let of = |get: fn(&Run) -> f64| median(&mut runs.iter().map(get).collect::<Vec<f64>>());
         let first_tokens_ms = of(|r| r.first_tokens_ms);
         let decode_step_ms = of(|r| r.decode_step_ms);
         let total_ms = of(|r| r.total_ms);
-        let rate = |tokens: usize, ms: f64| if ms > 0.0 { tokens as f64 * 1e3 / ms } else { 0.0 };
+        let rate = |tokens: usize, ms: f64| {
+            if ms > 0.0 {
+                tokens as f64 * 1e3 / ms
+            } else {
+                0.0
+            }
+        };
         Self {
             protection: audit::report::protection_name(protection),
             sequences,
@@ -197,12 +241,18 @@ impl Cell {
             total_ms,
             tokens_per_s: rate(sequences * new, total_ms),
             device_share: of(|r| r.device_ms / r.total_ms.max(1e-9)),
+            prefill_shares: shares(runs, |r| &r.prefill),
+            decode_shares: shares(runs, |r| &r.decode),
         }
     }
 }
 
 fn ratios(cells: &[Cell]) -> Vec<Ratio> {
-    let find = |name: &str, n: usize| cells.iter().find(|c| c.protection == name && c.sequences == n);
+    let find = |name: &str, n: usize| {
+        cells
+            .iter()
+            .find(|c| c.protection == name && c.sequences == n)
+    };
     let mut out: Vec<Ratio> = Vec::new();
     for cell in cells {
         let n = cell.sequences;
@@ -222,9 +272,18 @@ fn ratios(cells: &[Cell]) -> Vec<Ratio> {
 
 fn text(cells: &[Cell], ratios: &[Ratio], peak: Option<u64>) -> String {
     let mut rows = vec![
-        ["protection", "sequences", "first tokens", "prompt tok/s", "decode step", "decode tok/s", "in all", "in device"]
-            .map(String::from)
-            .to_vec(),
+        [
+            "protection",
+            "sequences",
+            "first tokens",
+            "prompt tok/s",
+            "decode step",
+            "decode tok/s",
+            "in all",
+            "in device",
+        ]
+        .map(String::from)
+        .to_vec(),
     ];
     for c in cells {
         rows.push(vec![
@@ -239,9 +298,15 @@ fn text(cells: &[Cell], ratios: &[Ratio], peak: Option<u64>) -> String {
         ]);
     }
     let mut out = output::table(&rows);
+    out += "\nwhere the device's time goes, in percent\n";
+    out += &share_table(cells);
     if !ratios.is_empty() {
         out += "\ninvariant / none, by time (below 1: invariant is faster)\n";
-        let mut rows = vec![["", "sequences", "first tokens", "decode step", "in all"].map(String::from).to_vec()];
+        let mut rows = vec![
+            ["", "sequences", "first tokens", "decode step", "in all"]
+                .map(String::from)
+                .to_vec(),
+        ];
         for r in ratios {
             rows.push(vec![
                 String::new(),
@@ -254,9 +319,35 @@ fn text(cells: &[Cell], ratios: &[Ratio], peak: Option<u64>) -> String {
         out += &output::table(&rows);
     }
     if let Some(peak) = peak {
-        out += &format!("\npeak memory {}, with every protection above loaded\n", output::bytes(peak));
+        out += &format!(
+            "\npeak memory {}, with every protection above loaded\n",
+            output::bytes(peak)
+        );
     }
     out
+}
+
+/// One row for each cell and phase, one column for each operation.
+fn share_table(cells: &[Cell]) -> String {
+    let ops: BTreeSet<&str> = cells
+        .iter()
+        .flat_map(|c| c.decode_shares.keys().copied())
+        .collect();
+    let head = ["protection", "sequences", "phase"]
+        .into_iter()
+        .chain(ops.iter().copied());
+    let mut rows = vec![head.map(String::from).collect::<Vec<_>>()];
+    for c in cells {
+        for (phase, shares) in [("prefill", &c.prefill_shares), ("decode", &c.decode_shares)] {
+            let mut row = vec![c.protection.into(), c.sequences.to_string(), phase.into()];
+            row.extend(
+                ops.iter()
+                    .map(|op| format!("{:.0}", 100.0 * shares.get(op).unwrap_or(&0.0))),
+            );
+            rows.push(row);
+        }
+    }
+    output::table(&rows)
 }
 
 /// The process's largest resident size so far, where the system tells (Linux).

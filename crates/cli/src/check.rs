@@ -77,10 +77,17 @@ pub fn run(global: &Global, args: &CheckArgs) -> Result<Outcome> {
             plan.target.max_tokens,
             plan.trials.len(),
             plan.max_neighbours,
-            args.protection.iter().map(|p| p.name()).collect::<Vec<_>>().join(" and "),
+            args.protection
+                .iter()
+                .map(|p| p.name())
+                .collect::<Vec<_>>()
+                .join(" and "),
         ));
     }
-    let bar = progress::bar(global, (plan.protections.len() * (plan.trials.len() + 1)) as u64);
+    let bar = progress::bar(
+        global,
+        (plan.protections.len() * (plan.trials.len() + 1)) as u64,
+    );
     let report = audit::check(session.host(), &plan, &mut |p| {
         bar.set_position(p.done as u64);
         let name = audit::report::protection_name(p.protection);
@@ -102,7 +109,15 @@ pub fn run(global: &Global, args: &CheckArgs) -> Result<Outcome> {
     } else {
         output::print(&text(&report, &session, global.verbose)?)?;
     }
-    Ok(if report.held() { Outcome::Done } else { Outcome::Differs })
+    if let Some(p) = report.protections.iter().find(|p| !p.ran()) {
+        let why = p.refused_reason.as_deref().unwrap_or("no reason given");
+        bail!("{} was refused, so nothing was compared: {why}", p.name);
+    }
+    Ok(if report.held() {
+        Outcome::Done
+    } else {
+        Outcome::Differs
+    })
 }
 
 /// The prompt given, if one is. Unlike `generate`, `check` has a default, so standard input is read only on "-".
@@ -112,8 +127,12 @@ fn prompt(args: &CheckArgs) -> Result<Option<Prompt>> {
         return Ok(None);
     }
     match input::prompt(source)? {
-        Some(Prompt::Text(text)) if text.is_empty() => bail!("the prompt is empty; at least one token is needed"),
-        Some(Prompt::Ids(ids)) if ids.is_empty() => bail!("the prompt is empty; at least one token is needed"),
+        Some(Prompt::Text(text)) if text.is_empty() => {
+            bail!("the prompt is empty; at least one token is needed")
+        }
+        Some(Prompt::Ids(ids)) if ids.is_empty() => {
+            bail!("the prompt is empty; at least one token is needed")
+        }
         given => Ok(given),
     }
 }
@@ -121,9 +140,18 @@ fn prompt(args: &CheckArgs) -> Result<Option<Prompt>> {
 fn text(report: &CheckReport, session: &Session, verbose: bool) -> Result<String> {
     let mut out = String::new();
     let mut rows = vec![
-        ["protection", "crowds", "other bits", "other text", "first at", "largest logit gap", "alone", "in a crowd"]
-            .map(String::from)
-            .to_vec(),
+        [
+            "protection",
+            "crowds",
+            "other bits",
+            "other text",
+            "first at",
+            "largest logit gap",
+            "alone",
+            "in a crowd",
+        ]
+        .map(String::from)
+        .to_vec(),
     ];
     for p in &report.protections {
         let first = match &p.first_divergence {

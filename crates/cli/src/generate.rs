@@ -6,7 +6,7 @@ use crate::output::{self, bits, note};
 use crate::session::{KvNeed, Opened, Session};
 use crate::settings::Settings;
 use crate::stop::StopScanner;
-use crate::{Outcome, batch, sampling, score};
+use crate::{Outcome, batch, identity, sampling, score};
 use anyhow::{Context, Result, bail};
 use engine::{Engine, Event, FinishReason, Protection, Request, RequestId, Row};
 use numerics::sample::SamplingParams;
@@ -44,7 +44,9 @@ pub fn run(global: &Global, args: &GenerateArgs) -> Result<Outcome> {
         return batch::run(global, &settings, args, path, &defaults);
     }
     let Some(prompt) = input::prompt(&args.source)? else {
-        bail!("no prompt given; allowed: a PROMPT argument, --prompt-file, --prompt-ids, --input or standard input");
+        bail!(
+            "no prompt given; allowed: a PROMPT argument, --prompt-file, --prompt-ids, --input or standard input"
+        );
     };
     let opened = Opened::open(&settings)?;
     let prompt = opened.prompt_ids(&prompt, &defaults)?;
@@ -55,7 +57,13 @@ pub fn run(global: &Global, args: &GenerateArgs) -> Result<Outcome> {
     let mut engine = session.engine(settings.engine())?;
     let mut answers = Vec::new();
     for choice in 0..args.n {
-        answers.push(Answer::submit(&mut engine, &session, &prompt, &defaults, choice)?);
+        answers.push(Answer::submit(
+            &mut engine,
+            &session,
+            &prompt,
+            &defaults,
+            choice,
+        )?);
     }
     let live = !global.json && args.n == 1 && args.logprobs.is_none();
     let start = Instant::now();
@@ -79,7 +87,11 @@ pub fn run(global: &Global, args: &GenerateArgs) -> Result<Outcome> {
     } else if let Some(alternatives) = args.logprobs {
         let many = answers.len() > 1;
         for (i, answer) in answers.iter().enumerate() {
-            let head = if many { format!("[{i}]\n") } else { String::new() };
+            let head = if many {
+                format!("[{i}]\n")
+            } else {
+                String::new()
+            };
             output::print(&(head + &answer.logprob_lines(&session, alternatives as usize)))?;
         }
     } else if live {
@@ -113,7 +125,11 @@ impl Defaults {
         Ok(Self {
             protection: args.protection.unwrap_or(settings.protection.value).into(),
             sampling: args.sampling.params()?,
-            max_tokens: if args.score { 0 } else { args.max_tokens as usize },
+            max_tokens: if args.score {
+                0
+            } else {
+                args.max_tokens as usize
+            },
             stop: args.stop.clone(),
             stop_ids: args.stop_id.clone(),
             ignore_eos: args.ignore_eos,
@@ -163,7 +179,10 @@ impl Answer {
             stop_tokens.extend(session.end_tokens());
         }
         if !defaults.stop.is_empty() && session.tokenizer().is_none() {
-            bail!("stop strings need a tokenizer, and {} has none; use stop ids", session.name());
+            bail!(
+                "stop strings need a tokenizer, and {} has none; use stop ids",
+                session.name()
+            );
         }
         let request = Request {
             sampling: SamplingParams {
@@ -208,7 +227,8 @@ impl Answer {
                 }
             }
             Event::Finished { reason } => {
-                if let (Some(decoder), Some(tokenizer)) = (self.decoder.take(), session.tokenizer()) {
+                if let (Some(decoder), Some(tokenizer)) = (self.decoder.take(), session.tokenizer())
+                {
                     let rest = decoder.finish(tokenizer);
                     shown = self.scanner.push(&rest);
                     if self.scanner.stopped() {
@@ -274,7 +294,10 @@ impl Answer {
         for step in &self.steps {
             let shown = |id: u32| format!("{:?}", session.token_text(id));
             let lse = step.row.log_sum_exp;
-            let logprob = step.row.chosen_logit.map_or("".into(), |z| format!("{:.4}", z - lse));
+            let logprob = step
+                .row
+                .chosen_logit
+                .map_or("".into(), |z| format!("{:.4}", z - lse));
             let mut row = vec![shown(step.token), step.token.to_string(), logprob];
             for (id, z) in step.row.top.iter().take(alternatives) {
                 row.push(format!("{} {:.4}", shown(*id), z - lse));
@@ -292,15 +315,23 @@ fn report(
     answers: &[Answer],
     seconds: f64,
 ) -> Value {
+    let numerics_id = session.numerics_id();
     let choices: Vec<Value> = answers
         .iter()
-        .enumerate()
-        .map(|(index, a)| {
+        .zip(0..)
+        .map(|(a, index)| {
+            let sampling = SamplingParams {
+                choice: index,
+                ..defaults.sampling.clone()
+            };
+            let key =
+                identity::reproducibility_key(&numerics_id, defaults.protection, prompt, &sampling);
             json!({
                 "index": index,
                 "text": a.text,
                 "finish_reason": a.finish_name(),
                 "token_ids": a.steps.iter().map(|s| s.token).collect::<Vec<_>>(),
+                "reproducibility_key": key.map(|k| k.to_string()),
                 "cached_tokens": a.cached_tokens,
                 "steps": a.steps_json(session),
             })

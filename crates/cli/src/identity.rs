@@ -2,9 +2,11 @@
 
 use crate::settings::Settings;
 use device::DeviceInfo;
+use engine::Protection;
 use model::Model;
 use numerics::Profile;
-use numerics::digest::Encoder;
+use numerics::digest::{Digest, Encoder};
+use numerics::sample::SamplingParams;
 use receipt::{EnvironmentId, NumericsId};
 
 /// Numerics version, profile, configuration and weights: what an `invariant` request's bits are a function of.
@@ -21,9 +23,43 @@ pub fn environment_id(device: &DeviceInfo, settings: &Settings) -> EnvironmentId
         ("device", device.name.clone()),
         ("token_budget", settings.token_budget.value.to_string()),
         ("max_running", settings.max_running.value.to_string()),
-        ("prefill_chunk", format!("{:?}", settings.prefill_chunk.value)),
+        (
+            "prefill_chunk",
+            format!("{:?}", settings.prefill_chunk.value),
+        ),
         ("prefix_cache", settings.prefix_cache.value.to_string()),
     ];
     let limits = limits.iter().map(|(k, v)| (*k, v.as_str()));
-    receipt::environment_id(limits.chain(device.facts.iter().map(|(k, v)| (k.as_str(), v.as_str()))))
+    receipt::environment_id(
+        limits.chain(device.facts.iter().map(|(k, v)| (k.as_str(), v.as_str()))),
+    )
+}
+
+/// Equal keys mean equal tokens and Top-20 bits. Only `invariant` can promise that; `None` under any other protection.
+/// Stop conditions are left out: they end an answer sooner or later and change none of its steps.
+pub fn reproducibility_key(
+    numerics: &str,
+    protection: Protection,
+    prompt: &[u32],
+    sampling: &SamplingParams,
+) -> Option<Digest> {
+    if protection != Protection::Invariant {
+        return None;
+    }
+    let s = sampling;
+    let mut key = Encoder::new("blocklock reproducibility-key v1");
+    key.text("numerics", numerics)
+        .u32s("prompt", prompt.iter().copied())
+        .f32("temperature", s.temperature)
+        .u32("top_k", s.top_k)
+        .f32("top_p", s.top_p)
+        .f32("min_p", s.min_p)
+        .u64("seed", s.seed)
+        .u32("choice", s.choice)
+        .f32("repetition_penalty", s.repetition_penalty)
+        .f32("presence_penalty", s.presence_penalty)
+        .f32("frequency_penalty", s.frequency_penalty)
+        .u32s("bias ids", s.logit_bias.iter().map(|b| b.0))
+        .u32s("bias values", s.logit_bias.iter().map(|b| b.1.to_bits()));
+    Some(key.finish())
 }

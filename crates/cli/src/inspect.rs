@@ -27,7 +27,10 @@ pub fn run(global: &Global, args: &InspectArgs) -> Result<Outcome> {
     }
     let blocks = opened.kv_blocks()?;
     // One block of KV is enough to ask the device what it is.
-    let session = opened.start(&[Protection::None, Protection::Invariant], KvNeed::Blocks(1))?;
+    let session = opened.start(
+        &[Protection::None, Protection::Invariant],
+        KvNeed::Blocks(1),
+    )?;
     let document = document(&session, blocks)?;
     if global.json {
         output::print_json(&document)?;
@@ -52,11 +55,12 @@ fn document(session: &Session, kv_blocks: usize) -> Result<Value> {
             "special_tokens": t.special_tokens().len(),
         })
     });
-    let facts: serde_json::Map<String, Value> =
-        info.facts.iter().map(|(k, v)| (k.clone(), v.clone().into())).collect();
-    let supported = |p: Protection, family| {
-        json!({"name": audit::report::protection_name(p), "available": session.host().supports(family)})
-    };
+    let facts: serde_json::Map<String, Value> = info
+        .facts
+        .iter()
+        .map(|(k, v)| (k.clone(), v.clone().into()))
+        .collect();
+    let supported = |p: Protection, family| json!({"name": audit::report::protection_name(p), "available": session.host().supports(family)});
     let mut document = session.describe();
     document["architecture"] = json!({
         "family": format!("{:?}", c.arch).to_lowercase(),
@@ -131,7 +135,11 @@ fn text(d: &Value) -> String {
         a["rope_theta"],
         show(&a["rope_scaling"]),
         a["norm_eps"],
-        if a["tied_embedding"] == true { "tied" } else { "and head apart" },
+        if a["tied_embedding"] == true {
+            "tied"
+        } else {
+            "and head apart"
+        },
     );
     out += &format!(
         "weights        {} parameters, {} ({})\n",
@@ -153,7 +161,11 @@ fn text(d: &Value) -> String {
             number(&t["vocabulary"]),
             t["special_tokens"],
             show(&t["bos"]),
-            if t["adds_bos"] == true { ", added" } else { ", not added" },
+            if t["adds_bos"] == true {
+                ", added"
+            } else {
+                ", not added"
+            },
             show(&t["end_tokens"]),
         ),
     };
@@ -170,17 +182,29 @@ fn text(d: &Value) -> String {
         .into_iter()
         .flatten()
         .map(|p| {
-            let refused = if p["available"] == true { "" } else { " (not available here)" };
+            let refused = if p["available"] == true {
+                ""
+            } else {
+                " (not available here)"
+            };
             format!("{}{refused}", show(&p["name"]))
         })
         .collect();
     out += &format!("protections    {}\n", protections.join(", "));
-    out += &format!("profile        {} (numerics version {})\n", show(&d["profile"]), d["numerics_version"]);
+    out += &format!(
+        "profile        {} (numerics version {})\n",
+        show(&d["profile"]),
+        d["numerics_version"]
+    );
     out += &format!("numerics id    {}\n", show(&d["numerics_id"]));
     out += &format!("environment id {}\n", show(&d["environment_id"]));
     out += "settings\n";
     for (key, setting) in d["settings"].as_object().into_iter().flatten() {
-        out += &format!("  {key:<14} {}  ({})\n", show(&setting["value"]), show(&setting["from"]));
+        out += &format!(
+            "  {key:<14} {}  ({})\n",
+            show(&setting["value"]),
+            show(&setting["from"])
+        );
     }
     out
 }

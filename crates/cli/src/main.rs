@@ -67,7 +67,11 @@ fn run(cli: Cli) -> anyhow::Result<Outcome> {
 /// The package's version and that of the numerics contract.
 fn version() -> &'static str {
     static TEXT: LazyLock<String> = LazyLock::new(|| {
-        format!("{} (numerics {})", env!("CARGO_PKG_VERSION"), numerics::NUMERICS_VERSION)
+        format!(
+            "{} (numerics {})",
+            env!("CARGO_PKG_VERSION"),
+            numerics::NUMERICS_VERSION
+        )
     });
     &TEXT
 }
@@ -88,9 +92,9 @@ fn usage(error: clap::Error) -> ExitCode {
             let _ = output::print(&text);
             ExitCode::SUCCESS
         }
-        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => {
-            fail("no command given; allowed: generate, check, bench, inspect, pull, completions (see blocklock --help)")
-        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => fail(
+            "no command given; allowed: generate, check, bench, inspect, pull, completions (see blocklock --help)",
+        ),
         _ => {
             let text = text.strip_prefix("error: ").unwrap_or(&text);
             let end = text

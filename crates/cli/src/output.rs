@@ -101,7 +101,10 @@ mod tests {
 
     #[test]
     fn tables_align() {
-        let rows = [vec!["a".into(), "10".into()], vec!["long".into(), "5".into()]];
+        let rows = [
+            vec!["a".into(), "10".into()],
+            vec!["long".into(), "5".into()],
+        ];
         assert_eq!(table(&rows), "a     10\nlong   5\n");
     }
 }

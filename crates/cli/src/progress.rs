@@ -7,7 +7,9 @@ use std::io::IsTerminal;
 /// A bar over a known number of runs.
 pub fn bar(global: &Global, total: u64) -> ProgressBar {
     let bar = hidden_or(global, ProgressBar::new(total));
-    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}  {elapsed} (about {eta} left)") {
+    if let Ok(style) =
+        ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}  {elapsed} (about {eta} left)")
+    {
         bar.set_style(style);
     }
     bar

@@ -14,7 +14,10 @@ impl SamplingArgs {
         let mut logit_bias = self.logit_bias.clone();
         logit_bias.sort_by_key(|(id, _)| *id);
         if let Some(twice) = logit_bias.windows(2).find(|w| w[0].0 == w[1].0) {
-            bail!("--logit-bias: id {} is given twice; once is allowed", twice[0].0);
+            bail!(
+                "--logit-bias: id {} is given twice; once is allowed",
+                twice[0].0
+            );
         }
         Ok(SamplingParams {
             temperature: self.temperature.unwrap_or(d.temperature),
@@ -51,8 +54,9 @@ impl SamplingRecord {
         type Parse = fn(&str) -> Result<f32, String>;
         let number = |name: &str, given: Option<f64>, default: f32, parse: Parse| match given {
             None => Ok(default),
-            Some(x) => parse(&x.to_string())
-                .map_err(|allowed| anyhow::anyhow!("{name} is {x}: {allowed}")),
+            Some(x) => {
+                parse(&x.to_string()).map_err(|allowed| anyhow::anyhow!("{name} is {x}: {allowed}"))
+            }
         };
         let d = defaults;
         let mut logit_bias = d.logit_bias.clone();
@@ -67,7 +71,12 @@ impl SamplingRecord {
             logit_bias.dedup_by_key(|(id, _)| *id);
         }
         Ok(SamplingParams {
-            temperature: number("temperature", self.temperature, d.temperature, values::temperature)?,
+            temperature: number(
+                "temperature",
+                self.temperature,
+                d.temperature,
+                values::temperature,
+            )?,
             top_k: self.top_k.unwrap_or(d.top_k),
             top_p: number("top_p", self.top_p, d.top_p, values::top_p)?,
             min_p: number("min_p", self.min_p, d.min_p, values::fraction)?,
@@ -123,12 +132,16 @@ mod tests {
             ..SamplingParams::default()
         };
         let record: SamplingRecord =
-            serde_json::from_str(r#"{"top_p": 0.9, "seed": 4, "logit_bias": {"7": -1, "3": 2}}"#).unwrap();
+            serde_json::from_str(r#"{"top_p": 0.9, "seed": 4, "logit_bias": {"7": -1, "3": 2}}"#)
+                .unwrap();
         let p = record.over(&flags).unwrap();
         assert_eq!((p.temperature, p.top_p, p.seed), (0.5, 0.9, 4));
         assert_eq!(p.logit_bias, [(3, 2.0), (7, -1.0)]);
         let bad: SamplingRecord = serde_json::from_str(r#"{"temperature": -1}"#).unwrap();
         let message = bad.over(&flags).unwrap_err().to_string();
-        assert!(message.contains("temperature is -1") && message.contains("allowed"), "{message}");
+        assert!(
+            message.contains("temperature is -1") && message.contains("allowed"),
+            "{message}"
+        );
     }
 }

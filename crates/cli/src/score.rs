@@ -10,14 +10,22 @@ use engine::{Event, FinishReason, Request, Row};
 use serde_json::{Value, json};
 
 /// Scores every token of the prompt but the first, which nothing predicts.
-pub fn run(global: &Global, session: &Session, ids: &[u32], defaults: &Defaults) -> Result<Outcome> {
+pub fn run(
+    global: &Global,
+    session: &Session,
+    ids: &[u32],
+    defaults: &Defaults,
+) -> Result<Outcome> {
     if ids.len() < 2 {
         bail!("the text has {} token; scoring needs at least 2", ids.len());
     }
     let rows = prompt_rows(session, ids, defaults)?;
     let logprobs: Vec<f64> = rows
         .iter()
-        .filter_map(|row| row.chosen_logit.map(|z| f64::from(z) - f64::from(row.log_sum_exp)))
+        .filter_map(|row| {
+            row.chosen_logit
+                .map(|z| f64::from(z) - f64::from(row.log_sum_exp))
+        })
         .collect();
     let nll = -logprobs.iter().sum::<f64>() / logprobs.len().max(1) as f64;
     if global.json {

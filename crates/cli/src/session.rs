@@ -8,11 +8,17 @@ use crate::{download, identity};
 use anyhow::{Context, Result, bail};
 use audit::Host;
 use device::cpu::{CpuDevice, CpuOptions};
-use device::{BLOCK_TOKENS, KernelFamily};
+use device::{
+    BLOCK_TOKENS, BlockId, Device, DeviceError, DeviceInfo, KernelFamily, StepOutput, StepPlan,
+};
 use engine::{Engine, EngineConfig, ModelFacts, Protection, Refusal};
-use model::{ChatTemplate, DateTime, Message, Model, ModelSource, RenderOptions, StreamDecoder, TextSource, Tokenizer};
+use model::{
+    ChatTemplate, DateTime, Message, Model, ModelSource, RenderOptions, StreamDecoder, TextSource,
+    Tokenizer,
+};
 use serde_json::{Value, json};
 use std::ops::Deref;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A model's configuration, weights, tokenizer and template; nothing runs yet.
 pub struct Opened {
@@ -90,7 +96,10 @@ impl Opened {
         match (prompt, &self.tokenizer) {
             (Prompt::Ids(ids), _) => Ok(ids.clone()),
             (Prompt::Text(_), None) => {
-                bail!("{} has no tokenizer, so a text cannot be its prompt; use --prompt-ids", self.name())
+                bail!(
+                    "{} has no tokenizer, so a text cannot be its prompt; use --prompt-ids",
+                    self.name()
+                )
             }
             (Prompt::Text(text), Some(tokenizer)) => Ok(tokenizer.encode(text, true, true)?),
         }
@@ -105,7 +114,9 @@ impl Opened {
                 messages.push(Message::new("user", text));
                 self.chat_ids(&messages, defaults.date)?
             }
-            Prompt::Ids(_) if defaults.chat => bail!("--chat needs a text, but token ids are given"),
+            Prompt::Ids(_) if defaults.chat => {
+                bail!("--chat needs a text, but token ids are given")
+            }
             prompt => self.raw_ids(prompt)?,
         };
         self.check(&ids, defaults.max_tokens)?;
@@ -117,15 +128,12 @@ impl Opened {
         let (Some(template), Some(tokenizer)) = (&self.template, &self.tokenizer) else {
             bail!("{} has no chat template; use a raw prompt", self.name());
         };
-        let text = template.render(
-            messages,
-            &RenderOptions {
-                add_generation_prompt: true,
-                date,
-                ..RenderOptions::default()
-            },
-        )?;
-        Ok(tokenizer.encode(&text, false, true)?)
+        let options = RenderOptions {
+            add_generation_prompt: true,
+            date,
+            ..RenderOptions::default()
+        };
+        Ok(template.encode(tokenizer, messages, &options)?)
     }
 
     /// What the engine would refuse whatever its load, found before anything is loaded.
@@ -152,7 +160,9 @@ impl Opened {
 
     /// Tokens that end an answer.
     pub fn end_tokens(&self) -> Vec<u32> {
-        self.tokenizer.as_ref().map_or(Vec::new(), |t| t.eos().to_vec())
+        self.tokenizer
+            .as_ref()
+            .map_or(Vec::new(), |t| t.eos().to_vec())
     }
 
     /// A token as text, special ones included; its id where there is no tokenizer.
@@ -179,7 +189,9 @@ impl Opened {
         let block = self.kv_bytes_per_token() * BLOCK_TOKENS as u64;
         let memory = self.settings.kv_memory.value;
         if memory < block {
-            bail!("--kv-memory {memory}: at least {block} bytes, one block of {BLOCK_TOKENS} tokens, are needed");
+            bail!(
+                "--kv-memory {memory}: at least {block} bytes, one block of {BLOCK_TOKENS} tokens, are needed"
+            );
         }
         let usable = self.model.config.context.div_ceil(BLOCK_TOKENS)
             * self.settings.max_running.value as usize;
@@ -188,13 +200,22 @@ impl Opened {
 
     /// Loads the model onto the device, with the kernels these protections need.
     pub fn start(self, protections: &[Protection], need: KvNeed) -> Result<Session> {
+        self.start_with(protections, need, false)
+    }
+
+    /// The same; the device notes where its time goes.
+    pub fn start_timed(self, protections: &[Protection], need: KvNeed) -> Result<Session> {
+        self.start_with(protections, need, true)
+    }
+
+    fn start_with(self, protections: &[Protection], need: KvNeed, timed: bool) -> Result<Session> {
         let allowed = self.kv_blocks()?;
         let kv_blocks = match need {
             KvNeed::Settings => allowed,
             KvNeed::Blocks(n) => n.clamp(1, allowed),
         };
-        let device = CpuDevice::load(
-            &self.model.config,
+        let mut device = CpuDevice::load(
+            Arc::clone(&self.model.config),
             &self.model.weights,
             CpuOptions {
                 threads: self.settings.threads.value as usize,
@@ -204,8 +225,18 @@ impl Opened {
             },
         )
         .context("cannot load the model on the CPU")?;
+        device.time_operations(timed);
+        let times = OpTimes::default();
+        let device = Timed {
+            device,
+            times: Arc::clone(&times),
+        };
         let host = Host::new(Box::new(device), self.facts());
-        Ok(Session { opened: self, host })
+        Ok(Session {
+            opened: self,
+            host,
+            times,
+        })
     }
 }
 
@@ -241,6 +272,50 @@ fn isa(isa: Isa) -> Option<device::cpu::Isa> {
 pub struct Session {
     opened: Opened,
     host: Host,
+    times: OpTimes,
+}
+
+/// Seconds by operation, in the device's order.
+type OpTimes = Arc<Mutex<Vec<(&'static str, f64)>>>;
+
+/// A CPU device that adds up where its time goes.
+struct Timed {
+    device: CpuDevice,
+    times: OpTimes,
+}
+
+impl Device for Timed {
+    fn info(&self) -> DeviceInfo {
+        self.device.info()
+    }
+
+    fn kv_blocks(&self) -> usize {
+        self.device.kv_blocks()
+    }
+
+    fn supports(&self, family: KernelFamily) -> bool {
+        self.device.supports(family)
+    }
+
+    fn execute(&mut self, plan: &StepPlan) -> Result<StepOutput, DeviceError> {
+        let output = self.device.execute(plan);
+        let mut times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
+        for (op, seconds) in self.device.take_times() {
+            match times.iter_mut().find(|(name, _)| *name == op) {
+                Some((_, sum)) => *sum += seconds,
+                None => times.push((op, seconds)),
+            }
+        }
+        output
+    }
+
+    fn copy_blocks(&mut self, pairs: &[(BlockId, BlockId)]) -> Result<(), DeviceError> {
+        self.device.copy_blocks(pairs)
+    }
+
+    fn fill_blocks(&mut self, blocks: &[BlockId], value: f32) -> Result<(), DeviceError> {
+        self.device.fill_blocks(blocks, value)
+    }
 }
 
 impl Deref for Session {
@@ -255,6 +330,11 @@ impl Session {
     /// The device, from which engines are made.
     pub fn host(&self) -> &Host {
         &self.host
+    }
+
+    /// Seconds by operation since the last call; zeros unless the session was started for timing.
+    pub fn take_times(&self) -> Vec<(&'static str, f64)> {
+        std::mem::take(&mut *self.times.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// A new engine.

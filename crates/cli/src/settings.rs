@@ -81,16 +81,17 @@ impl Settings {
                     .with_context(|| format!("configuration file {}", path.display()))?
             }
         };
-        let in_file = |name: &str, value: Option<u32>, allowed: std::ops::RangeInclusive<u32>| {
-            match value.filter(|v| !allowed.contains(v)) {
+        let in_file =
+            |name: &str, value: Option<u32>, allowed: std::ops::RangeInclusive<u32>| match value
+                .filter(|v| !allowed.contains(v))
+            {
                 Some(v) => bail!(
                     "configuration file: {name} is {v}, but must be {} to {}",
                     allowed.start(),
                     allowed.end()
                 ),
                 None => Ok(value),
-            }
-        };
+            };
         let file_kv = match &file.kv_memory {
             None => None,
             Some(text) => match crate::values::size(text) {

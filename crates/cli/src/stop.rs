@@ -24,7 +24,11 @@ impl StopScanner {
             return String::new();
         }
         self.held.push_str(text);
-        let hit = self.stops.iter().filter_map(|s| self.held.find(s.as_str())).min();
+        let hit = self
+            .stops
+            .iter()
+            .filter_map(|s| self.held.find(s.as_str()))
+            .min();
         if let Some(at) = hit {
             self.held.truncate(at);
             self.stopped = true;
@@ -85,6 +89,9 @@ mod tests {
 
     #[test]
     fn the_earliest_of_several_wins() {
-        assert_eq!(run("a STOP b END", &["END", "STOP"], 100), ("a ".into(), true));
+        assert_eq!(
+            run("a STOP b END", &["END", "STOP"], 100),
+            ("a ".into(), true)
+        );
     }
 }

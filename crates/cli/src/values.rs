@@ -15,7 +15,11 @@ pub fn size(text: &str) -> Result<u64, String> {
         "mib" | "m" => 1 << 20,
         "gb" => 1_000_000_000,
         "gib" | "g" => 1 << 30,
-        _ => return Err("a whole number of bytes, KiB, MiB or GiB is allowed, such as 512MiB".into()),
+        _ => {
+            return Err(
+                "a whole number of bytes, KiB, MiB or GiB is allowed, such as 512MiB".into(),
+            );
+        }
     };
     digits
         .parse::<u64>()
@@ -84,7 +88,16 @@ mod tests {
         assert_eq!(size("512MiB"), Ok(512 << 20));
         assert_eq!(size("2 GiB"), Ok(2 << 30));
         assert_eq!(size("1000"), Ok(1000));
-        for bad in ["", "0", "-1", "1.5GiB", "MiB", "1XB", "99999999999999999999", "99999999GiB"] {
+        for bad in [
+            "",
+            "0",
+            "-1",
+            "1.5GiB",
+            "MiB",
+            "1XB",
+            "99999999999999999999",
+            "99999999GiB",
+        ] {
             assert!(size(bad).is_err(), "{bad}");
         }
     }

@@ -8,8 +8,16 @@ fn every_batch_size_up_to_256_gives_the_solo_bits() {
     let host = host();
     for (len, sizes) in [
         (1, (1..=256).collect::<Vec<usize>>()),
-        (17, vec![2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 254, 255, 256]),
-        (513, vec![2, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 255, 256]),
+        (
+            17,
+            vec![
+                2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 254, 255, 256,
+            ],
+        ),
+        (
+            513,
+            vec![2, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 255, 256],
+        ),
     ] {
         let target = greedy(1, len, 4);
         let alone = solo(&host, &target).trace;
@@ -20,7 +28,11 @@ fn every_batch_size_up_to_256_gives_the_solo_bits() {
             let place = n * 5 / 7;
             all.swap(0, place);
             let traces = together(&host, wide(), &all);
-            assert_same(&alone, &traces[place], &format!("{n} requests, prompt of {len}"));
+            assert_same(
+                &alone,
+                &traces[place],
+                &format!("{n} requests, prompt of {len}"),
+            );
         }
     }
 }
@@ -28,7 +40,9 @@ fn every_batch_size_up_to_256_gives_the_solo_bits() {
 #[test]
 fn batches_around_8_give_the_solo_bits() {
     let host = host();
-    let requests: Vec<Request> = (0..10).map(|i| greedy(i, 20 + 3 * i as usize, 24)).collect();
+    let requests: Vec<Request> = (0..10)
+        .map(|i| greedy(i, 20 + 3 * i as usize, 24))
+        .collect();
     let alone: Vec<_> = requests.iter().map(|r| solo(&host, r).trace).collect();
     for n in [6, 8, 9, 10] {
         for (i, trace) in together(&host, wide(), &requests[..n]).iter().enumerate() {
@@ -67,12 +81,33 @@ fn rows_254_to_258_decode_alike() {
 }
 
 #[test]
+fn every_prompt_length_across_two_tiles_and_at_chunk_edges() {
+    let host = host();
+    for len in (1..=130).chain([191, 192, 193, 254, 255, 256, 257, 511, 512, 513]) {
+        let mut all = vec![greedy(len as u64, len, 3)];
+        let alone = solo(&host, &all[0]).trace;
+        all.extend((0..3).map(|i| greedy(i, 40 + 50 * i as usize, 5)));
+        assert_same(
+            &alone,
+            &together(&host, wide(), &all)[0],
+            &format!("prompt of {len}"),
+        );
+    }
+}
+
+#[test]
 fn a_prefill_landing_beside_a_decode_changes_nothing() {
     let host = host();
     let target = greedy(2, 30, 12);
     let alone = solo(&host, &target).trace;
     for len in (1..=130).chain([255, 256, 257, 511, 512, 513, 2000]) {
-        let mut run = Run::new(&host, EngineConfig { token_budget: 4096, ..EngineConfig::default() });
+        let mut run = Run::new(
+            &host,
+            EngineConfig {
+                token_budget: 4096,
+                ..EngineConfig::default()
+            },
+        );
         let id = run.submit(&target);
         while run.tokens(id) < 1 + len % 9 {
             run.step();
@@ -93,15 +128,19 @@ fn neighbours_may_finish_and_cancel_at_every_step_around_8_16_32_64_rows() {
             let mut run = Run::new(&host, wide());
             // One neighbour finishes and another is cancelled while the batch has about this many rows.
             let others: Vec<_> = (1..rows)
-                .map(|i| run.submit(&greedy(i as u64, 1 + i % 5, if i == 1 { 1 + step } else { 40 })))
+                .map(|i| {
+                    run.submit(&greedy(
+                        i as u64,
+                        1 + i % 5,
+                        if i == 1 { 1 + step } else { 40 },
+                    ))
+                })
                 .collect();
             let id = run.submit(&target);
             while run.tokens(id) < step {
                 run.step();
             }
-            if let Some(last) = others.last() {
-                assert!(run.engine.cancel(*last) || rows == 2 || step > 0);
-            }
+            assert!(run.engine.cancel(others[others.len() - 1]));
             run.finish_target(id);
             assert_same(&alone, run.trace(id), &format!("{rows} rows, step {step}"));
         }
@@ -127,7 +166,11 @@ fn chunk_sizes_do_not_matter() {
             chunk: Some(chunk),
             ..EngineConfig::default()
         };
-        assert_same(&alone, &super::support::alone(&host, config, &target).trace, &format!("chunks of {chunk}"));
+        assert_same(
+            &alone,
+            &super::support::alone(&host, config, &target).trace,
+            &format!("chunks of {chunk}"),
+        );
     }
     for token_budget in [64, 65, 100, 255, 256, 257, 4096] {
         let config = EngineConfig {
@@ -146,7 +189,13 @@ fn preemption_at_every_step_changes_nothing() {
     let alone = solo(&host, &target).trace;
     for cache in [true, false] {
         for at in 0..40 {
-            let mut run = Run::new(&host, EngineConfig { prefix_cache: cache, ..wide() });
+            let mut run = Run::new(
+                &host,
+                EngineConfig {
+                    prefix_cache: cache,
+                    ..wide()
+                },
+            );
             let id = run.submit(&target);
             run.submit(&greedy(9, 33, 60));
             run.step();
@@ -155,7 +204,11 @@ fn preemption_at_every_step_changes_nothing() {
             }
             assert!(run.engine.preempt(id), "step {at}");
             run.finish();
-            assert_same(&alone, run.trace(id), &format!("preempted at {at}, cache {cache}"));
+            assert_same(
+                &alone,
+                run.trace(id),
+                &format!("preempted at {at}, cache {cache}"),
+            );
         }
     }
 }
@@ -168,7 +221,10 @@ fn running_out_of_memory_preempts_and_changes_nothing() {
     let mut run = Run::new(&small, EngineConfig::default());
     let ids: Vec<_> = requests.iter().map(|r| run.submit(r)).collect();
     run.finish();
-    assert!(run.engine.stats().preemptions > 0, "the pool was large enough after all");
+    assert!(
+        run.engine.stats().preemptions > 0,
+        "the pool was large enough after all"
+    );
     for (id, alone) in ids.iter().zip(&alone) {
         assert_same(alone, run.trace(*id), &format!("request {}", id.0));
     }
@@ -181,13 +237,19 @@ fn unprotected_and_protected_requests_share_an_engine() {
     let alone = solo(&host, &target).trace;
     let mut all = vec![target];
     all.extend((0..12).map(|i| Request::new(prompt(i, 10 + 9 * i as usize), Protection::None, 30)));
-    assert_same(&alone, &together(&host, wide(), &all)[0], "among unprotected requests");
+    assert_same(
+        &alone,
+        &together(&host, wide(), &all)[0],
+        "among unprotected requests",
+    );
 }
 
 #[test]
 fn thirty_shuffled_prompts_in_batches_of_12_and_16() {
     let host = host();
-    let requests: Vec<Request> = (0..30).map(|i| greedy(i, 5 + 7 * i as usize, 160)).collect();
+    let requests: Vec<Request> = (0..30)
+        .map(|i| greedy(i, 5 + 7 * i as usize, 160))
+        .collect();
     let alone: Vec<_> = requests.iter().map(|r| solo(&host, r).trace).collect();
     for batch in [12, 16] {
         let config = EngineConfig {

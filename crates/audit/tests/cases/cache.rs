@@ -13,7 +13,11 @@ fn the_first_answer_equals_three_repeats_with_the_cache_on() {
         let id = run.submit(&request);
         run.finish();
         assert_same(&alone, run.trace(id), &format!("repeat {repeat}"));
-        assert_eq!(run.trace(id).cached_tokens > 0, repeat > 0, "repeat {repeat}");
+        assert_eq!(
+            run.trace(id).cached_tokens > 0,
+            repeat > 0,
+            "repeat {repeat}"
+        );
     }
 }
 
@@ -72,9 +76,18 @@ fn a_conversation_gives_the_same_bits_cold_and_warm() {
 #[test]
 fn stale_memory_of_any_kind_changes_nothing() {
     let host = host_with(2, None, 40);
-    let requests: Vec<_> = (0..10).map(|i| greedy(i, 61 + 13 * i as usize, 30)).collect();
+    let requests: Vec<_> = (0..10)
+        .map(|i| greedy(i, 61 + 13 * i as usize, 30))
+        .collect();
     let alone: Vec<_> = requests.iter().map(|r| solo(&host, r).trace).collect();
-    for poison in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN, -0.0] {
+    for poison in [
+        f32::NAN,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        f32::MAX,
+        f32::MIN,
+        -0.0,
+    ] {
         let config = EngineConfig {
             poison_freed: vec![poison],
             chunk: Some(50),
@@ -85,7 +98,11 @@ fn stale_memory_of_any_kind_changes_nothing() {
             let ids: Vec<_> = requests.iter().map(|r| run.submit(r)).collect();
             run.finish();
             for (id, alone) in ids.iter().zip(&alone) {
-                assert_same(alone, run.trace(*id), &format!("{poison}, round {round}, request {}", id.0));
+                assert_same(
+                    alone,
+                    run.trace(*id),
+                    &format!("{poison}, round {round}, request {}", id.0),
+                );
             }
         }
     }

@@ -30,7 +30,10 @@ fn every_kernel_path_of_this_machine_gives_the_same_bits() {
     let baseline = together(&host_with(2, Some(Isa::Portable), 100), wide(), &workload());
     for isa in Isa::ALL {
         if !isa.available() {
-            println!("not run: {}: this machine cannot run that kernel path", isa.name());
+            println!(
+                "not run: {}: this machine cannot run that kernel path",
+                isa.name()
+            );
             continue;
         }
         let traces = together(&host_with(2, Some(isa), 100), wide(), &workload());

@@ -13,13 +13,25 @@ fn a_seed_counts_whatever_the_neighbours_have() {
         (0..9).map(|i| greedy(i, 20, 40)).collect(),
         (0..9).map(unseeded).collect(),
         (0..9).map(|i| seeded(greedy(i, 20, 40), i)).collect(),
-        (0..9).map(|i| if i % 2 == 0 { greedy(i, 5, 40) } else { seeded(greedy(1, 33, 40), i) }).collect(),
+        (0..9)
+            .map(|i| {
+                if i % 2 == 0 {
+                    greedy(i, 5, 40)
+                } else {
+                    seeded(greedy(1, 33, 40), i)
+                }
+            })
+            .collect(),
     ];
     for (kind, others) in neighbours.iter().enumerate() {
         for place in [0, 4, 9] {
             let mut all = others.clone();
             all.insert(place, target.clone());
-            assert_same(&alone, &together(&host, wide(), &all)[place], &format!("kind {kind}, place {place}"));
+            assert_same(
+                &alone,
+                &together(&host, wide(), &all)[place],
+                &format!("kind {kind}, place {place}"),
+            );
         }
     }
 }
@@ -31,7 +43,10 @@ fn four_seeds_keep_their_answers_in_every_order() {
     let alone: Vec<_> = requests.iter().map(|r| solo(&host, r).trace).collect();
     for code in 0..24 {
         let mut rest: Vec<usize> = (0..4).collect();
-        let order: Vec<usize> = [6, 2, 1, 1].iter().map(|d| rest.remove(code / d % rest.len())).collect();
+        let order: Vec<usize> = [6, 2, 1, 1]
+            .iter()
+            .map(|d| rest.remove(code / d % rest.len()))
+            .collect();
         let all: Vec<Request> = order.iter().map(|&i| requests[i].clone()).collect();
         for (trace, &i) in together(&host, wide(), &all).iter().zip(&order) {
             assert_same(&alone[i], trace, &format!("order {order:?}, seed {i}"));

@@ -19,13 +19,22 @@ fn teacher_forced_prefill_equals_the_decode_at_all_300_steps() {
         let decoded = solo(&host, &request);
         assert_eq!(decoded.rows.len(), 300);
         let mut forced = score(request.prompt.clone());
-        forced.prompt.extend(decoded.trace.steps.iter().map(|s| s.token));
+        forced
+            .prompt
+            .extend(decoded.trace.steps.iter().map(|s| s.token));
         forced.prompt_rows_from = Some(request.prompt.len() - 1);
         for chunk in [None, Some(1), Some(100)] {
-            let config = EngineConfig { chunk, ..EngineConfig::default() };
+            let config = EngineConfig {
+                chunk,
+                ..EngineConfig::default()
+            };
             let record = alone(&host, config, &forced);
             // The last row, after the last token, has no counterpart in the decode.
-            assert_same_rows(&decoded.rows, &record.prompt_rows[..300], &format!("chunk {chunk:?}"));
+            assert_same_rows(
+                &decoded.rows,
+                &record.prompt_rows[..300],
+                &format!("chunk {chunk:?}"),
+            );
         }
     }
 }
@@ -34,7 +43,9 @@ fn teacher_forced_prefill_equals_the_decode_at_all_300_steps() {
 fn eight_overlapping_prompts_score_alike_in_any_order() {
     let host = host();
     let text = prompt(9, 200);
-    let prompts: Vec<Request> = (0..8).map(|i| score(text[..25 * (i + 1)].to_vec())).collect();
+    let prompts: Vec<Request> = (0..8)
+        .map(|i| score(text[..25 * (i + 1)].to_vec()))
+        .collect();
     let alone: Vec<_> = prompts.iter().map(|r| solo(&host, r).prompt_rows).collect();
     // Every order of three, so every pair as neighbours either way, then whole rotations both ways.
     let mut orders: Vec<Vec<usize>> = Vec::new();
@@ -54,7 +65,11 @@ fn eight_overlapping_prompts_score_alike_in_any_order() {
         let ids: Vec<_> = order.iter().map(|&i| run.submit(&prompts[i])).collect();
         run.finish();
         for (id, &i) in ids.iter().zip(&order) {
-            assert_same_rows(&alone[i], &run.records[id].prompt_rows, &format!("order {order:?}, prompt {i}"));
+            assert_same_rows(
+                &alone[i],
+                &run.records[id].prompt_rows,
+                &format!("order {order:?}, prompt {i}"),
+            );
         }
     }
 }
@@ -66,8 +81,15 @@ fn scoring_327_tokens_whole_equals_chunks_of_255() {
     let whole = solo(&host, &request).prompt_rows;
     assert_eq!(whole.len(), 327);
     for chunk in [1, 64, 254, 255, 256] {
-        let config = EngineConfig { chunk: Some(chunk), ..EngineConfig::default() };
-        assert_same_rows(&whole, &alone(&host, config, &request).prompt_rows, &format!("chunks of {chunk}"));
+        let config = EngineConfig {
+            chunk: Some(chunk),
+            ..EngineConfig::default()
+        };
+        assert_same_rows(
+            &whole,
+            &alone(&host, config, &request).prompt_rows,
+            &format!("chunks of {chunk}"),
+        );
     }
 }
 
@@ -78,7 +100,13 @@ fn scores_do_not_depend_on_company() {
     let whole = solo(&host, &request).prompt_rows;
     let mut run = Run::new(&host, wide());
     let ids: Vec<_> = (0..20)
-        .map(|i| run.submit(&if i % 5 == 2 { request.clone() } else { greedy(i, 3 * i as usize + 1, 30) }))
+        .map(|i| {
+            run.submit(&if i % 5 == 2 {
+                request.clone()
+            } else {
+                greedy(i, 3 * i as usize + 1, 30)
+            })
+        })
         .collect();
     run.finish();
     for id in ids.iter().skip(2).step_by(5) {

@@ -27,8 +27,12 @@ pub fn host_with(threads: usize, isa: Option<Isa>, kv_blocks: usize) -> Host {
         kv_blocks,
         vendor: true,
     };
-    let device = CpuDevice::load(Arc::clone(&model.config), &model.weights, options).expect("loads");
-    Host::new(Box::new(device), ModelFacts::new(&model.config, Profile::IeeeF32))
+    let device =
+        CpuDevice::load(Arc::clone(&model.config), &model.weights, options).expect("loads");
+    Host::new(
+        Box::new(device),
+        ModelFacts::new(&model.config, Profile::IeeeF32),
+    )
 }
 
 /// The usual device: room for everything a test does, two threads.
@@ -108,7 +112,9 @@ impl Run {
                     });
                     record.rows.push(row);
                 }
-                Event::Finished { reason } => record.trace.finish = audit::runner::finish_name(&reason),
+                Event::Finished { reason } => {
+                    record.trace.finish = audit::runner::finish_name(&reason)
+                }
             }
         }
     }
@@ -152,7 +158,10 @@ pub fn together(host: &Host, config: EngineConfig, requests: &[Request]) -> Vec<
 /// Fails with the first difference.
 #[track_caller]
 pub fn assert_same(solo: &Trace, other: &Trace, what: &str) {
-    assert!(!solo.steps.is_empty() && !solo.finish.starts_with("failed"), "{what}: no baseline");
+    assert!(
+        !solo.steps.is_empty() && !solo.finish.starts_with("failed"),
+        "{what}: no baseline"
+    );
     if let Some((step, difference)) = compare(solo, other).first {
         panic!("{what}: step {step}: {difference}");
     }

@@ -1,0 +1,252 @@
+//! Wrong calls and wrong input: one line on standard error, exit code 2, at once.
+
+use crate::support::*;
+use std::os::unix::ffi::OsStrExt;
+use std::time::{Duration, Instant};
+
+/// Runs a wrong call; its one line must hold all `words`.
+#[track_caller]
+fn refused(args: &[&str], words: &[&str]) {
+    let start = Instant::now();
+    let ran = run(args);
+    let took = start.elapsed();
+    check(args, &ran, words);
+    assert!(took < Duration::from_secs(2), "{args:?} took {took:?}");
+}
+
+#[track_caller]
+fn check(args: &[&str], ran: &Ran, words: &[&str]) {
+    assert_eq!(ran.code, 2, "{args:?}: {}{}", ran.out, ran.err);
+    assert_eq!(ran.err.lines().count(), 1, "{args:?}: {}", ran.err);
+    assert_eq!(ran.out, "", "{args:?}");
+    for word in words {
+        assert!(
+            ran.err.contains(word),
+            "{args:?} does not say '{word}': {}",
+            ran.err
+        );
+    }
+}
+
+#[test]
+fn flags_out_of_range() {
+    let generate = ["generate", "--model", TINY, "--prompt-ids", "1"];
+    for (flag, value) in [
+        ("--temperature", "NaN"),
+        ("--temperature", "-1"),
+        ("--temperature", "inf"),
+        ("--top-p", "0"),
+        ("--top-p", "1.5"),
+        ("--min-p", "-0.1"),
+        ("--top-k", "-3"),
+        ("--max-tokens", "0"),
+        ("--max-tokens", "99999999999999999999"),
+        ("--max-tokens", "-1"),
+        ("--n", "1000000"),
+        ("--seed", "abc"),
+        ("--repetition-penalty", "0"),
+        ("--presence-penalty", "1e9"),
+        ("--logit-bias", "5"),
+        ("--logit-bias", "5:NaN"),
+        ("--protection", "both"),
+        ("--threads", "0"),
+        ("--threads", "100000"),
+        ("--kv-memory", "12parsecs"),
+        ("--kv-memory", "0"),
+        ("--isa", "sse9"),
+        ("--prompt-ids", "1,x"),
+        ("--logprobs=99", ""),
+    ] {
+        let args: Vec<&str> = match flag {
+            "--prompt-ids" => vec!["generate", "--model", TINY, flag, value],
+            _ if value.is_empty() => [&generate[..], &[flag]].concat(),
+            _ => [&generate[..], &[flag, value]].concat(),
+        };
+        let name = flag.split('=').next().unwrap_or(flag);
+        refused(&args, &[name, value]);
+    }
+    refused(
+        &["check", "--model", TINY, "--crowds", "0"],
+        &["--crowds", "0"],
+    );
+    refused(
+        &["check", "--model", TINY, "--neighbours", "1000000"],
+        &["--neighbours"],
+    );
+    refused(
+        &["bench", "--model", TINY, "--sequences", "0"],
+        &["--sequences"],
+    );
+    refused(
+        &["bench", "--model", TINY, "--prompt-tokens", "5000"],
+        &["5000", "2048"],
+    );
+}
+
+#[test]
+fn wrong_calls() {
+    refused(&[], &["no command"]);
+    refused(&["frobnicate"], &["frobnicate"]);
+    refused(&["generate", "--frobnicate"], &["--frobnicate"]);
+    refused(
+        &["generate", "--model", TINY, "--resume", "--prompt-ids", "1"],
+        &["--output"],
+    );
+    refused(
+        &[
+            "generate",
+            "--model",
+            TINY,
+            "--prompt-ids",
+            "1",
+            "--prompt-file",
+            "x",
+        ],
+        &["cannot be used"],
+    );
+    refused(&["completions", "teletype"], &["teletype"]);
+    refused(
+        &["inspect", "--model", TINY, "--device", "cuda"],
+        &["cuda", "allowed: cpu"],
+    );
+    refused(
+        &["inspect", "--model", TINY, "--device", "abacus"],
+        &["abacus", "allowed: cpu"],
+    );
+    refused(
+        &["inspect", "--model", TINY, "--profile", "hopper-bf16"],
+        &["hopper-bf16", "allowed: ieee-f32"],
+    );
+    refused(
+        &["inspect", "--model", TINY, "--template"],
+        &["no chat template"],
+    );
+}
+
+#[test]
+fn models_that_are_none() {
+    let folder = folder();
+    let here = text(folder.path());
+    let junk = file(&folder, "junk.gguf", b"this is not a model");
+    let empty = file(&folder, "empty.gguf", b"");
+    refused(
+        &["inspect", "--model", "/no/such/file.gguf"],
+        &["/no/such/file.gguf"],
+    );
+    refused(&["inspect", "--model", &here], &["config.json"]);
+    refused(&["inspect", "--model", &junk], &["junk.gguf"]);
+    refused(&["inspect", "--model", &empty], &["empty.gguf"]);
+    refused(
+        &["inspect", "--model", "synthetic:huge"],
+        &["huge", "tiny-llama"],
+    );
+    refused(&["inspect", "--model", "synthetic:tiny-llama@x"], &["seed"]);
+    refused(&["inspect", "--model", "HuggingFaceTB/SmolLM2"], &["hub"]);
+}
+
+#[test]
+fn the_default_model_is_not_there() {
+    let folder = folder();
+    let output = blocklock(&["generate", "hello"])
+        .env_remove("BLOCKLOCK_CACHE")
+        .env("HOME", folder.path())
+        .env("XDG_CACHE_HOME", folder.path())
+        .output()
+        .expect("it starts");
+    check(&["generate"], &output.into(), &["blocklock pull"]);
+}
+
+#[test]
+fn prompts() {
+    let folder = folder();
+    let latin = file(&folder, "latin.txt", b"caf\xe9");
+    let here = text(folder.path());
+    let model = ["generate", "--model", TINY];
+    let with = |more: &[&'static str]| [&model[..], more].concat();
+    refused(&with(&["hello"]), &["no tokenizer", "--prompt-ids"]);
+    refused(
+        &with(&["--prompt-file", "/no/such/file"]),
+        &["/no/such/file"],
+    );
+    refused(
+        &[&model[..], &["--prompt-file", &here]].concat(),
+        &["directory"],
+    );
+    refused(
+        &[&model[..], &["--prompt-file", &latin]].concat(),
+        &["UTF-8", "offset 3"],
+    );
+    refused(&with(&["--prompt-ids", "512"]), &["512", "vocabulary"]);
+    refused(&with(&["--prompt-ids", "1", "--score"]), &["at least 2"]);
+    refused(&with(&["--chat", "--prompt-ids", "1"]), &["--chat"]);
+    refused(
+        &with(&["--date", "yesterday", "--prompt-ids", "1"]),
+        &["yesterday"],
+    );
+    let long: Vec<String> = (0..2048).map(|i| (i % 500).to_string()).collect();
+    refused(
+        &[&model[..], &["--prompt-ids", &long.join(",")]].concat(),
+        &["2048", "2047"],
+    );
+    refused(
+        &["check", "--model", TINY, "--prompt-ids", "600"],
+        &["600", "vocabulary"],
+    );
+    let ran = run_with_input(&model, b"\xff\xfe");
+    check(&model, &ran, &["standard input", "UTF-8"]);
+    let raw = std::ffi::OsStr::from_bytes(b"bad \xff");
+    let output = blocklock(&model).arg(raw).output().expect("it starts");
+    check(&model, &output.into(), &["UTF-8"]);
+}
+
+#[test]
+fn files_and_settings() {
+    let folder = folder();
+    let here = text(folder.path());
+    let input = file(&folder, "in.jsonl", "{\"prompt_ids\": [1]}\n");
+    let unknown = file(&folder, "unknown.toml", "colour = 1\n");
+    let wrong = file(&folder, "wrong.toml", "threads = \"many\"\n");
+    let range = file(&folder, "range.toml", "token_budget = 4\nmax_running = 5\n");
+    let batch = ["generate", "--model", TINY, "--input"];
+    refused(
+        &[&batch[..], &["/no/such.jsonl"]].concat(),
+        &["/no/such.jsonl"],
+    );
+    refused(&[&batch[..], &[&here]].concat(), &["directory"]);
+    refused(
+        &[&batch[..], &[&input, "--output", "/no/such/folder/out"]].concat(),
+        &["/no/such/folder/out"],
+    );
+    refused(
+        &[&batch[..], &[&input, "--output", &here]].concat(),
+        &[&here],
+    );
+    refused(
+        &["inspect", "--model", TINY, "--config", "/no/such.toml"],
+        &["/no/such.toml"],
+    );
+    refused(
+        &["inspect", "--model", TINY, "--config", &unknown],
+        &["colour"],
+    );
+    refused(
+        &["inspect", "--model", TINY, "--config", &wrong],
+        &["threads"],
+    );
+    refused(
+        &["inspect", "--model", TINY, "--config", &range],
+        &["max_running is 5"],
+    );
+    refused(
+        &[
+            "generate",
+            "--model",
+            TINY,
+            "--prompt-ids",
+            "1",
+            "--kv-memory",
+            "1KiB",
+        ],
+        &["--kv-memory"],
+    );
+}

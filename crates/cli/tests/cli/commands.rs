@@ -1,0 +1,205 @@
+//! `check`, `bench`, `inspect`, `completions`, `--version`.
+
+use crate::support::*;
+
+#[test]
+fn check_tells_none_from_invariant_in_hundreds_of_crowds() {
+    let report = json(&[
+        "check", "--model", TINY, "--crowds", "200", "--seed", "5", "--json",
+    ]);
+    assert_eq!(report["held"], true);
+    let protections = report["protections"].as_array().expect("a list");
+    assert_eq!(protections.len(), 2);
+    for p in protections {
+        for key in [
+            "name",
+            "trials",
+            "diverged",
+            "tokens_diverged",
+            "first_divergence",
+            "max_logit_gap",
+            "solo_ms",
+            "crowd_ms",
+            "refused",
+        ] {
+            assert!(p.get(key).is_some(), "{key} is missing");
+        }
+        assert_eq!(p["trials"], 200);
+        assert_eq!(p["refused"], 0);
+    }
+    let (none, invariant) = (&protections[0], &protections[1]);
+    assert_eq!(
+        (&none["name"], &invariant["name"]),
+        (&"none".into(), &"invariant".into())
+    );
+    assert!(
+        none["diverged"].as_u64() > Some(100),
+        "{}",
+        none["diverged"]
+    );
+    assert!(
+        none["first_divergence"]["step"].is_u64() && none["first_divergence"]["trial"].is_u64()
+    );
+    assert!(none["max_logit_gap"].as_f64() > Some(0.0));
+    assert_eq!(invariant["diverged"], 0);
+    assert_eq!(invariant["tokens_diverged"], 0);
+    assert!(invariant["first_divergence"].is_null());
+    assert_eq!(invariant["max_logit_gap"], 0.0);
+}
+
+#[test]
+fn check_prints_a_verdict_and_can_replay_one_trial() {
+    let ran = run(&[
+        "check",
+        "--model",
+        TINY,
+        "--crowds",
+        "5",
+        "--neighbours",
+        "9",
+        "--max-tokens",
+        "12",
+    ]);
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    assert!(
+        ran.out
+            .contains("invariant: HELD. The same bits alone and in all 5 crowds."),
+        "{}",
+        ran.out
+    );
+    assert!(ran.out.contains("none: promises nothing"), "{}", ran.out);
+    let base = [
+        "check",
+        "--model",
+        TINY,
+        "--crowds",
+        "5",
+        "--neighbours",
+        "9",
+        "--max-tokens",
+        "12",
+        "--json",
+    ];
+    let all = json(&base);
+    let first = &all["protections"][0]["first_divergence"];
+    let trial = first["trial"].to_string();
+    let one = json(&[&base[..], &["--only-trial", &trial]].concat());
+    assert_eq!(one["protections"][0]["trials"], 1);
+    assert_eq!(&one["protections"][0]["first_divergence"], first);
+    let plan = &one["protections"][0]["details"][0]["crowd"];
+    assert_eq!(plan["trial"].to_string(), trial);
+    assert!(plan["neighbours"][0]["prompt_tokens"].is_u64(), "{plan}");
+}
+
+#[test]
+fn check_takes_one_protection_and_a_prompt() {
+    let report = json(&[
+        "check",
+        "--model",
+        TINY,
+        "--protection",
+        "invariant",
+        "--crowds",
+        "3",
+        "--prompt-ids",
+        "1,2,3",
+        "--temperature",
+        "0.9",
+        "--json",
+        "--max-tokens",
+        "9",
+    ]);
+    assert_eq!(report["protections"].as_array().map(Vec::len), Some(1));
+    assert_eq!(report["prompt_tokens"], 3);
+}
+
+#[test]
+fn bench_measures_every_cell() {
+    let args = [
+        "bench",
+        "--model",
+        TINY,
+        "--sequences",
+        "1,4",
+        "--prompt-tokens",
+        "70",
+        "--max-tokens",
+        "5",
+        "--repeats",
+        "2",
+    ];
+    let report = json(&[&args[..], &["--json"]].concat());
+    let cells = report["cells"].as_array().expect("cells");
+    assert_eq!(cells.len(), 4);
+    for cell in cells {
+        for key in [
+            "first_tokens_ms",
+            "decode_step_ms",
+            "tokens_per_s",
+            "prefill_tokens_per_s",
+            "total_ms",
+        ] {
+            assert!(cell[key].as_f64() > Some(0.0), "{key}: {cell}");
+        }
+    }
+    assert_eq!(report["ratios"].as_array().map(Vec::len), Some(2));
+    if cfg!(target_os = "linux") {
+        assert!(report["peak_memory_bytes"].as_u64() > Some(1 << 20));
+    }
+    let ran = run(&args);
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    assert!(
+        ran.out.contains("decode step") && ran.out.contains("invariant / none"),
+        "{}",
+        ran.out
+    );
+}
+
+#[test]
+fn inspect_shows_model_device_and_settings_in_force() {
+    let folder = folder();
+    let config = file(
+        &folder,
+        "c.toml",
+        "threads = 1\nkv_memory = \"8MiB\"\ntoken_budget = 100\n",
+    );
+    let report = json(&[
+        "inspect",
+        "--model",
+        TINY,
+        "--config",
+        &config,
+        "--threads",
+        "2",
+        "--json",
+    ]);
+    assert_eq!(report["weights"]["parameters"], 131_392);
+    assert_eq!(report["architecture"]["layers"], 2);
+    assert_eq!(report["cost"]["kv_bytes_per_token"], 512);
+    assert_eq!(report["cost"]["kv_blocks"], 256);
+    assert_eq!(report["settings"]["threads"]["value"], 2);
+    assert_eq!(report["settings"]["threads"]["from"], "flag");
+    assert_eq!(report["settings"]["token_budget"]["from"], "file");
+    assert_eq!(report["settings"]["profile"]["from"], "default");
+    assert_eq!(report["numerics_id"].as_str().map(str::len), Some(64));
+    let ran = run(&["inspect", "--model", TINY]);
+    assert!(
+        ran.out.contains("131,392 parameters") && ran.out.contains("settings"),
+        "{}",
+        ran.out
+    );
+}
+
+#[test]
+fn version_help_and_completions() {
+    let ran = run(&["--version"]);
+    assert!(ran.code == 0 && ran.out.contains("numerics"), "{}", ran.out);
+    for command in ["generate", "check", "bench", "inspect"] {
+        let ran = run(&[command, "--help"]);
+        assert!(ran.code == 0 && ran.out.contains("Examples:"), "{command}");
+    }
+    for shell in ["bash", "zsh", "fish"] {
+        let ran = run(&["completions", shell]);
+        assert!(ran.code == 0 && ran.out.contains("blocklock"), "{shell}");
+    }
+}

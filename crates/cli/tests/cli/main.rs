@@ -1,0 +1,8 @@
+//! Black-box tests: the built command on the tiny synthetic model and, where it is at hand, on the default model.
+
+mod bad_input;
+mod batch;
+mod commands;
+mod generate;
+mod real;
+mod support;

@@ -121,28 +121,28 @@ pub struct PromptArgs {
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
     /// 0 takes the most probable token; higher is more random [default: 0]
-    #[arg(long, value_name = "T", value_parser = values::temperature, allow_negative_numbers = true)]
+    #[arg(long, value_name = "T", value_parser = values::temperature)]
     pub temperature: Option<f32>,
     /// Keep the K most probable tokens; 0 keeps all
     #[arg(long, value_name = "K")]
     pub top_k: Option<u32>,
     /// Keep the smallest set that reaches this probability
-    #[arg(long, value_name = "P", value_parser = values::top_p, allow_negative_numbers = true)]
+    #[arg(long, value_name = "P", value_parser = values::top_p)]
     pub top_p: Option<f32>,
     /// Drop tokens less probable than this fraction of the most probable one
-    #[arg(long, value_name = "P", value_parser = values::fraction, allow_negative_numbers = true)]
+    #[arg(long, value_name = "P", value_parser = values::fraction)]
     pub min_p: Option<f32>,
     /// Seed of the random choices [default: 0]
     #[arg(long, value_name = "SEED")]
     pub seed: Option<u64>,
     /// Divide logits of tokens already in prompt or answer by this
-    #[arg(long, value_name = "R", value_parser = values::repetition, allow_negative_numbers = true)]
+    #[arg(long, value_name = "R", value_parser = values::repetition)]
     pub repetition_penalty: Option<f32>,
     /// Subtract this from logits of tokens already in the answer
-    #[arg(long, value_name = "X", value_parser = values::penalty, allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", value_parser = values::penalty)]
     pub presence_penalty: Option<f32>,
     /// The same, once for each time they occur
-    #[arg(long, value_name = "X", value_parser = values::penalty, allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", value_parser = values::penalty)]
     pub frequency_penalty: Option<f32>,
     /// Add to the logit of a token id, such as 504:-100; may be repeated
     #[arg(long, value_name = "ID:BIAS", value_parser = values::bias, allow_hyphen_values = true)]
@@ -151,6 +151,7 @@ pub struct SamplingArgs {
 
 /// `generate`.
 #[derive(Debug, Args)]
+#[command(allow_negative_numbers = true)]
 #[command(after_help = "Examples:\n  \
     blocklock generate \"Once upon a time, there was a little\" --max-tokens 24\n  \
     blocklock generate --chat \"What is the capital of France?\"\n  \
@@ -217,6 +218,7 @@ pub struct GenerateArgs {
 
 /// `check`.
 #[derive(Debug, Args)]
+#[command(allow_negative_numbers = true)]
 #[command(after_help = "Examples:\n  \
     blocklock check\n  \
     blocklock check --protection invariant --crowds 32 --neighbours 40\n  \
@@ -252,7 +254,7 @@ pub struct CheckArgs {
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub max_tokens: u32,
     /// Temperature of the target; its seed is that of the check
-    #[arg(long, value_name = "T", default_value_t = 0.0, value_parser = values::temperature, allow_negative_numbers = true)]
+    #[arg(long, value_name = "T", default_value_t = 0.0, value_parser = values::temperature)]
     pub temperature: f32,
     /// Run this trial alone
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
@@ -261,6 +263,7 @@ pub struct CheckArgs {
 
 /// `bench`.
 #[derive(Debug, Args)]
+#[command(allow_negative_numbers = true)]
 #[command(after_help = "Examples:\n  \
     blocklock bench\n  \
     blocklock bench --sequences 1,4 --prompt-tokens 128 --max-tokens 32 --repeats 5\n  \

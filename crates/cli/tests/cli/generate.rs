@@ -58,11 +58,8 @@ fn json_has_every_step_with_its_top_20_and_bits() {
                 .and_then(|b| b.strip_prefix("0x"))
                 .expect("bits");
             let logit = f32::from_bits(u32::from_str_radix(bits, 16).expect("hexadecimal"));
-            assert_eq!(
-                entry["logit"].as_f64(),
-                Some(f64::from(logit)),
-                "bits and number agree"
-            );
+            let number = entry["logit"].as_f64().expect("a number") as f32;
+            assert_eq!(number.to_bits(), logit.to_bits(), "bits and number agree");
             assert!(logit <= last);
             last = logit;
         }

@@ -140,17 +140,18 @@ pub fn check(
             };
             let crowd = Crowd::derive(&space, trial, protection);
             let mut diverged = false;
-            match run_crowd(host, &plan.target, protection, &crowd) {
-                Ok((trace, facts)) => {
+            let (trace, facts) = run_crowd(host, &plan.target, protection, &crowd);
+            match trace {
+                Ok(trace) => {
                     let comparison = compare(solo, &trace);
                     diverged = comparison.first.is_some();
                     times[i].push(trace.wall_ms);
                     reports[i].add(crowd, facts, Ok((&trace, comparison)), plan.keep_details);
                 }
-                Err((RunError::Refused(refusal), facts)) => {
+                Err(RunError::Refused(refusal)) => {
                     reports[i].add(crowd, facts, Err(refusal.to_string()), plan.keep_details);
                 }
-                Err((error, _)) => {
+                Err(error) => {
                     return Err(CheckError::Trial {
                         protection: crate::report::protection_name(protection),
                         trial,

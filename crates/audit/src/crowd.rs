@@ -175,7 +175,7 @@ impl Crowd {
             .collect();
         // One long prefill lands beside the target's decode.
         if let (Some(last), Some(&longest)) = (neighbours.last_mut(), lengths.last())
-            && trial % 2 == 0
+            && trial.is_multiple_of(2)
         {
             last.prompt_tokens = longest;
             last.shared_prefix = 0;

@@ -118,12 +118,10 @@ pub fn run_crowd(
     target: &Target,
     protection: Protection,
     crowd: &Crowd,
-) -> Result<(Trace, CrowdFacts), (RunError, CrowdFacts)> {
+) -> (Result<Trace, RunError>, CrowdFacts) {
     let mut facts = CrowdFacts::default();
-    match crowd_steps(host, target, protection, crowd, &mut facts) {
-        Ok(trace) => Ok((trace, facts)),
-        Err(error) => Err((error, facts)),
-    }
+    let trace = crowd_steps(host, target, protection, crowd, &mut facts);
+    (trace, facts)
 }
 
 fn crowd_steps(

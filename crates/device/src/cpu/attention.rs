@@ -265,12 +265,20 @@ impl Attend<'_> {
             let stride = ROWS.min(self.positions * self.group - set);
             let q = self.scratch.queries.as_ptr().add(set * d + in_set);
             let scores = self.scratch.scores.as_mut_ptr().cast::<f32>();
+            // A lone query streams the cache once: fetch the next tile meanwhile, past what hardware guesses at page ends.
+            let next = match self.blocks.get(tile + 1) {
+                Some(&b) if self.positions == 1 && first + TILE < range.1.min(self.start + 1) => {
+                    self.kv.wrapping_add(b as usize * self.block_stride)
+                }
+                _ => std::ptr::null(),
+            };
             let (v0, v1) = (min_lo / LANES, max_hi.div_ceil(LANES));
             if S::ACCS >= KEYS * ROWS && v1 - v0 == KEYS {
-                scores_of::<S, KEYS, R>(q, stride, keys, d, scores);
+                scores_of::<S, KEYS, R>(q, stride, keys, d, scores, next);
             } else {
                 for v in v0..v1 {
-                    scores_of::<S, 1, R>(q, stride, keys.add(v * LANES), d, scores.add(v * LANES));
+                    let (k, s) = (keys.add(v * LANES), scores.add(v * LANES));
+                    scores_of::<S, 1, R>(q, stride, k, d, s, std::ptr::null());
                 }
             }
             let out = self.scratch.out.as_mut_ptr().add(r0 * width);
@@ -405,11 +413,19 @@ unsafe fn scores_of<S: Simd, const NV: usize, const R: usize>(
     mut keys: *const f32,
     d: usize,
     out: *mut f32,
+    mut next: *const f32,
 ) {
     // SAFETY: as the caller vouches.
     unsafe {
         let mut acc = [[S::splat(0.0); NV]; R];
         for _ in 0..d {
+            if !next.is_null() {
+                // As many keys as values a step.
+                for line in 0..2 * KEYS {
+                    S::prefetch(next.wrapping_add(line * LANES));
+                }
+                next = next.wrapping_add(2 * TILE);
+            }
             let mut k = [S::splat(0.0); NV];
             for v in 0..NV {
                 k[v] = S::load(keys.add(v * LANES));

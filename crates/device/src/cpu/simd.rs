@@ -57,6 +57,9 @@ pub(crate) trait Simd: Copy {
     unsafe fn lanes(lo: i32, hi: i32) -> Self::M;
     unsafe fn select(m: Self::M, yes: Self::V, no: Self::V) -> Self::V;
     unsafe fn any(m: Self::M) -> bool;
+    /// Hints that the line at `p`, any address, is wanted in the second-level cache soon.
+    #[inline(always)]
+    fn prefetch(_p: *const f32) {}
 
     /// The tree of NUMERICS.md section 0 over the lanes.
     #[inline(always)]
@@ -357,6 +360,11 @@ mod x86 {
         #[inline(always)]
         unsafe fn any(m: __mmask16) -> bool {
             m != 0
+        }
+        #[inline(always)]
+        fn prefetch(p: *const f32) {
+            // SAFETY: a prefetch never faults, and SSE is in x86-64's baseline.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
         }
     }
 

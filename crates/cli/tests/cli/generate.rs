@@ -2,6 +2,8 @@
 
 use crate::support::*;
 use serde_json::Value;
+use std::path::PathBuf;
+use std::process::Command;
 
 const PROMPT: [&str; 4] = ["--model", TINY, "--prompt-ids", "1,2,3,4,5"];
 
@@ -202,4 +204,37 @@ fn a_reader_that_leaves_is_no_error() {
     let output = child.wait_with_output().expect("it ends");
     assert_eq!(output.status.code(), Some(0));
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+}
+
+/// The digest of 300 steps on the tiny model: one for every build, machine and kernel path.
+const GOLDEN: &str = "fd737dcda42bb4cb967b8b71687bb82b9979d9b7cde623da6d3c011fc54c8671";
+
+#[test]
+fn golden_bits_of_the_tiny_model() {
+    let built = PathBuf::from(env!("CARGO_BIN_EXE_blocklock"));
+    // The suite may be told of another build, to prove that optimisation changes no bit.
+    let other = std::env::var_os("BLOCKLOCK_RELEASE_BINARY").map(PathBuf::from);
+    if other.is_none() {
+        println!("not run: golden bits of a release build (BLOCKLOCK_RELEASE_BINARY names none)");
+    }
+    for program in [Some(built), other].into_iter().flatten() {
+        let prompt: Vec<String> = (0..100).map(|i| (i * 37 % 512).to_string()).collect();
+        let output = Command::new(&program)
+            .args(["generate", "--model", "synthetic:tiny-llama@7", "--json"])
+            .args(["--prompt-ids", &prompt.join(","), "--max-tokens", "300"])
+            .output()
+            .expect("it starts");
+        let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let mut digest = blake3::Hasher::new();
+        let steps = report["choices"][0]["steps"].as_array().expect("steps");
+        assert_eq!(steps.len(), 300);
+        for step in steps {
+            digest.update(step["token"].to_string().as_bytes());
+            for entry in step["top"].as_array().expect("top") {
+                digest.update(format!(" {} {}", entry["id"], entry["bits"]).as_bytes());
+            }
+        }
+        let digest = digest.finalize().to_hex();
+        assert_eq!(digest.as_str(), GOLDEN, "{}", program.display());
+    }
 }

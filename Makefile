@@ -1,16 +1,16 @@
 # What there is to do; `make help` lists it.
 .DEFAULT_GOAL := help
-.PHONY: help demo test deny advisories bench
+.PHONY: help demo test builds deny advisories bench
 
 CARGO_TARGET_DIR ?= target
-BLOCKLOCK := $(CARGO_TARGET_DIR)/release/blocklock
+BLOCKLOCK := $(CARGO_TARGET_DIR)/demo/blocklock
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
 
 demo: ## build, fetch a small model, and check whether its answers depend on what shares their batch
-	@echo "== 1 of 3: building blocklock (release; a few minutes on 2 cores the first time)"
-	cargo build --release --locked -p cli
+	@echo "== 1 of 3: building blocklock (three to four minutes on 2 cores the first time)"
+	cargo build --profile demo --locked -p cli
 	@echo "== 2 of 3: fetching SmolLM2-135M-Instruct (93 MB) into the cache folder, unless it is there"
 	$(BLOCKLOCK) pull
 	@echo "== 3 of 3: one request alone, then in crowds of other requests: are its bits the same?"
@@ -19,6 +19,13 @@ demo: ## build, fetch a small model, and check whether its answers depend on wha
 
 test: ## the whole suite: format, lints, documentation, tests
 	@scripts/test.sh
+
+builds: ## the same bits from an unoptimised build, the demo's and a release build (a few minutes each)
+	for profile in plain demo release; do \
+	    cargo build --profile $$profile --locked -p cli && \
+	    BLOCKLOCK_OTHER_BUILD=$$(realpath $(CARGO_TARGET_DIR)/$$profile/blocklock) \
+	        cargo test --locked -p cli --test cli golden_bits -- --nocapture || exit 1; \
+	done
 
 deny: ## dependencies: bans, licences, sources (needs cargo-deny)
 	cargo deny --locked check bans licenses sources

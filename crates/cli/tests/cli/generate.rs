@@ -213,9 +213,9 @@ const GOLDEN: &str = "fd737dcda42bb4cb967b8b71687bb82b9979d9b7cde623da6d3c011fc5
 fn golden_bits_of_the_tiny_model() {
     let built = PathBuf::from(env!("CARGO_BIN_EXE_blocklock"));
     // The suite may be told of another build, to prove that optimisation changes no bit.
-    let other = std::env::var_os("BLOCKLOCK_RELEASE_BINARY").map(PathBuf::from);
+    let other = std::env::var_os("BLOCKLOCK_OTHER_BUILD").map(PathBuf::from);
     if other.is_none() {
-        println!("not run: golden bits of a release build (BLOCKLOCK_RELEASE_BINARY names none)");
+        println!("not run: golden bits of a second build (BLOCKLOCK_OTHER_BUILD names none)");
     }
     for program in [Some(built), other].into_iter().flatten() {
         let prompt: Vec<String> = (0..100).map(|i| (i * 37 % 512).to_string()).collect();

@@ -4,5 +4,6 @@ mod bad_input;
 mod batch;
 mod commands;
 mod generate;
+mod pull;
 mod real;
 mod support;

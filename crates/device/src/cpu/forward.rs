@@ -1,22 +1,23 @@
 //! One launch through the decoder: the team runs every operation together, with a barrier after each.
 
 use super::CpuDevice;
-use super::attention::{self, Attend, Fold, ITEM_ROWS, Ranges, STATE_HEAD, Scratch, Sink};
+use super::attention::{self, STATE_HEAD, Scratch};
 use super::isa::Isa;
+use super::items::{Item, Output, Row, items_of, rows_of};
 use super::linear::{self, Direct, GROUP, PANEL, Panel, SLICE};
 use super::load::{Layer, Model};
 use super::memory::{Floats, Ptr};
 use super::pack::Packed;
-use super::rows::{Bias, Canonical, ExpSum, Gate, Norm, NormInPlace, Residual, Rotate, Top};
+use super::rows::{Bias, Gate, Norm, NormInPlace, Residual, Rotate};
 use super::simd::LANES;
 use super::team::Worker;
 use super::timing::Clock;
 use super::vendor;
-use crate::plan::{BLOCK_TOKENS, KernelFamily, KvSplit, Launch, OutputRow, RowResult, Segment};
+use crate::plan::{BLOCK_TOKENS, KernelFamily, Launch, RowResult, Segment};
 use std::sync::Mutex;
 
 /// Rows whose logits are computed together: bounds their memory.
-const LOGIT_ROWS: usize = 48;
+pub(super) const LOGIT_ROWS: usize = 48;
 /// Activations of a superblock stay in the second-level cache while a panel's weights serve them.
 const SUPERBLOCK_BYTES: usize = 1 << 20;
 
@@ -42,96 +43,73 @@ impl Default for Floats {
 }
 
 /// One worker's own memory.
-struct Local {
-    widened: Floats,
-    gate: Floats,
-    attention: Scratch,
-}
-
-/// A row of the launch that is computed.
-#[derive(Clone, Copy)]
-struct Row {
-    token: u32,
-    position: usize,
-    segment: usize,
+pub(super) struct Local {
+    pub widened: Floats,
+    pub gate: Floats,
+    pub attention: Scratch,
 }
 
 /// How many tokens a product serves, and how they are blocked.
 #[derive(Clone, Copy)]
-struct Shape {
-    rows: usize,
-    tb: usize,
-    blocks: usize,
+pub(super) struct Shape {
+    pub rows: usize,
+    pub tb: usize,
+    pub blocks: usize,
 }
 
 impl Shape {
-    fn contract(rows: usize) -> Self {
+    pub fn contract(rows: usize) -> Self {
         let (tb, blocks) = linear::blocking(rows);
         Self { rows, tb, blocks }
     }
     /// Row-major.
-    fn vendor(rows: usize) -> Self {
+    pub fn vendor(rows: usize) -> Self {
         Self {
             rows,
             tb: 1,
             blocks: rows,
         }
     }
-    fn padded(self) -> usize {
+    pub fn padded(self) -> usize {
         self.tb * self.blocks
     }
     /// Where element (row, k) of a packed input with `width` columns lies; the next k is `tb` further.
-    fn at(self, row: usize, width: usize) -> usize {
+    pub fn at(self, row: usize, width: usize) -> usize {
         row / self.tb * width * self.tb + row % self.tb
     }
 }
 
 /// Weights, and where their outputs go: `[row][stride]`.
-struct Product<'a> {
-    w: &'a Packed,
-    y: Ptr,
-    stride: usize,
+pub(super) struct Product<'a> {
+    pub w: &'a Packed,
+    pub y: Ptr,
+    pub stride: usize,
 }
 
-/// Some of attention's work: positions of a segment, one KV head, some of the key ranges.
-struct Item {
-    segment: usize,
-    first_row: usize,
-    position: usize,
-    positions: usize,
-    kv_head: usize,
-    ranges: Ranges,
-    from: usize,
-    to: usize,
-}
-
-/// (row, segment, place in the segment's outputs) of a result.
-type Output = (usize, usize, usize);
-
-struct Step<'a> {
-    isa: Isa,
-    model: &'a Model,
-    exact: bool,
-    segments: &'a [Segment],
+pub(super) struct Step<'a> {
+    pub isa: Isa,
+    pub model: &'a Model,
+    pub exact: bool,
+    pub segments: &'a [Segment],
     /// `None`: padding.
-    rows: Vec<Option<Row>>,
-    shape: Shape,
-    items: Vec<Item>,
+    pub rows: Vec<Option<Row>>,
+    pub shape: Shape,
+    pub items: Vec<Item>,
     /// Ranges of a row where attention's items hold one range each and are folded afterwards.
-    split: Option<usize>,
-    outputs: Vec<Output>,
-    kv: Vec<Ptr>,
-    h: Ptr,
-    qkv: Ptr,
-    qkv_stride: usize,
-    branch: Ptr,
-    branch_stride: usize,
-    normed: Ptr,
-    attended: Ptr,
-    gated: Ptr,
-    states: Ptr,
-    logits: Ptr,
-    results: Vec<Mutex<Option<RowResult>>>,
+    pub split: Option<usize>,
+    pub outputs: Vec<Output>,
+    pub kv: Vec<Ptr>,
+    pub h: Ptr,
+    pub qkv: Ptr,
+    pub qkv_stride: usize,
+    pub branch: Ptr,
+    pub branch_stride: usize,
+    pub normed: Ptr,
+    pub attended: Ptr,
+    pub gated: Ptr,
+    pub states: Ptr,
+    pub logits: Ptr,
+    pub results: Vec<Mutex<Option<RowResult>>>,
 }
 
 impl CpuDevice {
@@ -243,100 +221,6 @@ impl CpuDevice {
     }
 }
 
-/// The rows to compute and the outputs asked, in the order of segments. Contract launches leave padding out.
-fn rows_of(launch: &Launch, exact: bool) -> (Vec<Option<Row>>, Vec<Output>) {
-    let mut rows = Vec::new();
-    let mut outputs = Vec::new();
-    for (segment, s) in launch.segments.iter().enumerate() {
-        if !exact {
-            rows.resize(s.offset, None);
-        }
-        for (i, o) in s.outputs.iter().enumerate() {
-            outputs.push((rows.len() + o.index, segment, i));
-        }
-        rows.extend(s.tokens.iter().enumerate().map(|(i, &token)| {
-            Some(Row {
-                token,
-                position: s.start + i,
-                segment,
-            })
-        }));
-    }
-    if !exact {
-        rows.resize(launch.rows, None);
-    }
-    (rows, outputs)
-}
-
-/// Attention's items, the costliest first, and whether each holds a single range.
-fn items_of(
-    model: &Model,
-    launch: &Launch,
-    rows: &[Option<Row>],
-    exact: bool,
-    threads: usize,
-) -> (Vec<Item>, Option<usize>) {
-    let c = &*model.config;
-    let step = (ITEM_ROWS / (c.heads / c.kv_heads)).max(1);
-    let mut items = Vec::new();
-    let mut widest = 0;
-    let mut row = 0;
-    for (segment, s) in launch.segments.iter().enumerate() {
-        while rows[row].is_none_or(|r| r.segment != segment) {
-            row += 1;
-        }
-        let n = s.tokens.len();
-        let end = s.start + n;
-        let ranges = match launch.kv_split {
-            _ if exact => Ranges::Chunks,
-            KvSplit::Contract => Ranges::Parts {
-                parts: 1,
-                keys: end,
-            },
-            KvSplit::Parts(p) => Ranges::Parts {
-                parts: p as usize,
-                keys: end,
-            },
-        };
-        widest = widest.max(ranges.count(end));
-        let mut i = 0;
-        while i < n {
-            let positions = step.min(n - i);
-            let position = s.start + i;
-            for kv_head in 0..c.kv_heads {
-                items.push(Item {
-                    segment,
-                    first_row: row + i,
-                    position,
-                    positions,
-                    kv_head,
-                    ranges,
-                    from: 0,
-                    to: ranges.count(position + positions),
-                });
-            }
-            i += positions;
-        }
-    }
-    // Few long items leave workers idle; single ranges are independent of each other.
-    let split = threads > 1 && widest > 1 && items.len() < 4 * threads && rows.len() <= ITEM_ROWS;
-    if split {
-        items = items
-            .iter()
-            .flat_map(|item| {
-                (item.from..item.to).map(|from| Item {
-                    from,
-                    to: from + 1,
-                    ..*item
-                })
-            })
-            .collect();
-    } else {
-        items.sort_by_key(|i| std::cmp::Reverse(i.positions * (i.position + i.positions)));
-    }
-    (items, split.then_some(widest))
-}
-
 /// Token blocks whose inputs of width `k` stay cached together.
 fn superblock(shape: Shape, k: usize) -> usize {
     let fit = (SUPERBLOCK_BYTES / (k * shape.tb * size_of::<f32>())).max(1);
@@ -396,7 +280,7 @@ impl Step<'_> {
     ///
     /// # Safety
     /// Row r must be the caller's alone.
-    unsafe fn residual(&self, r: usize, branch: Option<Option<&[f32]>>) {
+    pub unsafe fn residual(&self, r: usize, branch: Option<Option<&[f32]>>) {
         let c = &*self.model.config;
         // SAFETY: row r is the caller's; the branch is not written now.
         unsafe {
@@ -443,7 +327,7 @@ impl Step<'_> {
     }
 
     /// Products that share an input, then a barrier.
-    fn products(&self, w: &Worker, local: &mut Local, list: &[Product], x: Ptr, shape: Shape) {
+    pub fn products(&self, w: &Worker, local: &mut Local, list: &[Product], x: Ptr, shape: Shape) {
         let k = list[0].w.cols;
         let widened = local.widened.ptr();
         let (grain, blocks) = list.iter().fold((0, 1), |(grain, blocks), p| {
@@ -642,165 +526,5 @@ impl Step<'_> {
                 }
             }
         });
-    }
-
-    fn attention(&self, w: &Worker, local: &mut Local, layer: &Layer, pool: Ptr) {
-        let c = &*self.model.config;
-        let d = c.head_dim;
-        let group = c.heads / c.kv_heads;
-        let head_floats = attention::head_floats(d);
-        let width = c.heads * d;
-        let state = STATE_HEAD + attention::padded(d);
-        let ranges = self.split.unwrap_or(0);
-        w.each(self.items.len(), 1, |i, _| {
-            let item = &self.items[i];
-            let head = item.kv_head * group;
-            // SAFETY: queries and cache are only read now; each item writes its own rows and columns, or states.
-            unsafe {
-                let sink = if self.split.is_some() {
-                    // A row's states: [head][range].
-                    let at = (item.first_row * c.heads + head) * ranges + item.from;
-                    Sink::State {
-                        out: self.states.at(at * state),
-                        head_stride: ranges * state,
-                        row_stride: c.heads * ranges * state,
-                    }
-                } else {
-                    Sink::Rows {
-                        out: self.attended.0,
-                        first: item.first_row,
-                        width,
-                        column: head * d,
-                        tb: self.shape.tb,
-                    }
-                };
-                self.isa.run(Attend {
-                    q: self.qkv.at(item.first_row * self.qkv_stride + head * d),
-                    q_stride: self.qkv_stride,
-                    positions: item.positions,
-                    group,
-                    start: item.position,
-                    window: layer.window,
-                    head_dim: d,
-                    kv: pool.at(item.kv_head * head_floats),
-                    block_stride: c.kv_heads * head_floats,
-                    blocks: &self.segments[item.segment].blocks,
-                    scale: numerics::attention::scale_log2e(c.attn_scale),
-                    ranges: item.ranges,
-                    from: item.from,
-                    to: item.to,
-                    sink,
-                    scratch: &mut local.attention,
-                });
-            }
-        });
-        if self.split.is_none() {
-            return;
-        }
-        w.each(self.rows.len() * c.heads, 4, |from, to| {
-            for i in from..to {
-                let (r, head) = (i / c.heads, i % c.heads);
-                let Some(row) = self.rows[r] else { continue };
-                // SAFETY: states are only read now; each item writes its own columns of its own row.
-                unsafe {
-                    self.isa.run(Fold {
-                        states: self.states.at(i * ranges * state),
-                        count: self.ranges_of(r, row),
-                        stride: state,
-                        head_dim: d,
-                        exact: self.exact,
-                        out: self
-                            .attended
-                            .at(self.shape.at(r, width) + head * d * self.shape.tb),
-                        out_stride: self.shape.tb,
-                        scratch: &mut local.attention,
-                    });
-                }
-            }
-        });
-    }
-
-    /// Ranges whose states row `r` has.
-    fn ranges_of(&self, r: usize, row: Row) -> usize {
-        let of_row = |i: &&Item| {
-            i.segment == row.segment && (i.first_row..i.first_row + i.positions).contains(&r)
-        };
-        self.items
-            .iter()
-            .filter(of_row)
-            .map(|i| i.to)
-            .max()
-            .unwrap_or(0)
-    }
-
-    /// Final norm, lm_head and selection, for the rows asked.
-    fn logits(&self, w: &Worker, local: &mut Local, branch: Option<Option<&[f32]>>) {
-        let c = &*self.model.config;
-        let stride = self.model.lm_head.units * LANES;
-        for (batch, outputs) in self.outputs.chunks(LOGIT_ROWS).enumerate() {
-            let shape = if self.exact {
-                Shape::contract(outputs.len())
-            } else {
-                Shape::vendor(outputs.len())
-            };
-            w.each(outputs.len(), 1, |i, _| {
-                let r = outputs[i].0;
-                // SAFETY: outputs name different rows.
-                unsafe {
-                    self.residual(r, branch);
-                    self.isa.run(Norm {
-                        x: self.h.slice(r * c.hidden, c.hidden),
-                        w: &self.model.final_norm,
-                        eps: c.norm_eps,
-                        out: self.normed.at(shape.at(i, c.hidden)),
-                        stride: shape.tb,
-                    });
-                }
-            });
-            let list = [Product {
-                w: &self.model.lm_head,
-                y: self.logits,
-                stride,
-            }];
-            self.products(w, local, &list, self.normed, shape);
-            w.each(outputs.len(), 1, |i, _| {
-                let (_, segment, place) = outputs[i];
-                let asked = &self.segments[segment].outputs[place];
-                // SAFETY: each item has its own row.
-                let z = unsafe { self.logits.slice_mut(i * stride, c.vocab_size) };
-                let result = select(self.isa, z, asked);
-                let slot = &self.results[batch * LOGIT_ROWS + i];
-                *slot.lock().unwrap_or_else(|e| e.into_inner()) = Some(result);
-            });
-        }
-    }
-}
-
-/// NUMERICS.md section 10 over one row.
-fn select(isa: Isa, z: &mut [f32], asked: &OutputRow) -> RowResult {
-    // SAFETY: the path is available; kernels stay within the row.
-    let Some(max) = (unsafe { isa.run(Canonical(&mut *z)) }) else {
-        return RowResult {
-            nan: true,
-            top: Vec::new(),
-            log_sum_exp: f32::NAN,
-            logits: None,
-            score: None,
-        };
-    };
-    let log_sum_exp = if max.is_infinite() {
-        max
-    } else {
-        // SAFETY: as above.
-        max + numerics::math::ln(unsafe { isa.run(ExpSum { x: z, max }) })
-    };
-    let n = numerics::TOP_N;
-    RowResult {
-        nan: false,
-        // SAFETY: as above.
-        top: unsafe { isa.run(Top { x: z, n }) },
-        log_sum_exp,
-        logits: asked.logits.then(|| z.to_vec()),
-        score: asked.score.map(|t| z[t as usize]),
     }
 }

@@ -3,11 +3,14 @@
 //! A step is one pass of a team of workers over the decoder (`forward`). Weights are repacked at load (`pack`) and stay
 //! in the stored precision. Bits under [`KernelFamily::Contract`] depend on neither path, threads nor launch shape.
 
+mod attend;
 mod attention;
 mod forward;
 mod isa;
+mod items;
 mod linear;
 mod load;
+mod logits;
 mod math;
 mod memory;
 mod pack;
@@ -16,6 +19,7 @@ mod simd;
 mod team;
 #[cfg(test)]
 mod tests;
+mod tile;
 mod timing;
 mod vendor;
 

@@ -4,6 +4,10 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
+# Tests on the real model find it where `blocklock pull` keeps it.
+model=${BLOCKLOCK_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/blocklock}/models/SmolLM2-135M-Instruct.Q4_1.gguf
+if [ -z "${BLOCKLOCK_SMOLLM2:-}" ] && [ -f "$model" ]; then export BLOCKLOCK_SMOLLM2=$model; fi
+
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 failed=()

@@ -93,7 +93,7 @@ pub fn check(
     let mut solos = Vec::new();
     let mut reports = Vec::new();
     for &protection in &plan.protections {
-        let name = crate::report::protection_name(protection);
+        let name = protection.name();
         let solo = match run_solo(host, &plan.target, protection) {
             Ok(solo) => solo,
             Err(RunError::Refused(refusal)) => {
@@ -153,7 +153,7 @@ pub fn check(
                 }
                 Err(error) => {
                     return Err(CheckError::Trial {
-                        protection: crate::report::protection_name(protection),
+                        protection: protection.name(),
                         trial,
                         error,
                     });

@@ -272,7 +272,7 @@ pub fn random_prompt(seed: u64, len: usize, vocab: usize) -> Vec<u32> {
 }
 
 fn protection_name<S: serde::Serializer>(p: &Protection, s: S) -> Result<S::Ok, S::Error> {
-    s.serialize_str(crate::report::protection_name(*p))
+    s.serialize_str(p.name())
 }
 
 /// SplitMix64: enough to shuffle a test plan, and the same everywhere for ever.

@@ -1,6 +1,6 @@
 //! Audits: does a protection keep what it promises? Pure of terminals and files.
 //!
-//! [`check`] runs a target alone, then in many crowds derived from a seed, and compares every token and every Top-20
+//! [`check()`] runs a target alone, then in many crowds derived from a seed, and compares every token and every Top-20
 //! logit bit.
 
 pub mod check;

@@ -6,14 +6,6 @@ use crate::runner::CrowdFacts;
 use engine::Protection;
 use serde::Serialize;
 
-/// The name of a protection on the command line and in reports.
-pub fn protection_name(p: Protection) -> &'static str {
-    match p {
-        Protection::None => "none",
-        Protection::Invariant => "invariant",
-    }
-}
-
 /// Where a run first differed from the solo one.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct FirstDivergence {
@@ -77,7 +69,7 @@ impl ProtectionReport {
     /// No trials yet.
     pub fn new(protection: Protection, solo: &Trace) -> Self {
         Self {
-            name: protection_name(protection),
+            name: protection.name(),
             trials: 0,
             diverged: 0,
             tokens_diverged: 0,
@@ -149,7 +141,7 @@ impl ProtectionReport {
 
     /// Whether the protection kept what it promises, in at least one crowd. `none` promises nothing.
     pub fn held(&self) -> bool {
-        self.ran() && (self.name == protection_name(Protection::None) || self.diverged == 0)
+        self.ran() && (self.name == Protection::None.name() || self.diverged == 0)
     }
 }
 

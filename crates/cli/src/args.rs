@@ -27,7 +27,7 @@ pub struct Cli {
 #[derive(Debug, Args, Clone)]
 #[command(next_help_heading = "Options of every command")]
 pub struct Global {
-    /// A model directory, a GGUF file, or synthetic:ARCH[@SEED] (random weights). Default: SmolLM2-135M-Instruct as
+    /// A model directory, a GGUF file, or synthetic:ARCH or synthetic:ARCH@SEED (random weights). Default: SmolLM2-135M-Instruct as
     /// fetched by `blocklock pull`
     #[arg(long, short, global = true, value_name = "MODEL", env = "BLOCKLOCK_MODEL", value_hint = ValueHint::AnyPath)]
     pub model: Option<String>,

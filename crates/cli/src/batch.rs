@@ -252,7 +252,7 @@ impl Running {
                 .collect::<Vec<_>>()
         );
         line["prompt_tokens"] = self.prompt_tokens.into();
-        line["protection"] = audit::report::protection_name(self.protection).into();
+        line["protection"] = self.protection.name().into();
         line["sampling"] = self.sampling.clone();
         line["numerics_id"] = session.numerics_id().into();
         line["environment_id"] = session.environment_id().into();

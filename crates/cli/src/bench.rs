@@ -104,10 +104,7 @@ pub fn run(global: &Global, args: &BenchArgs) -> Result<Outcome> {
         let mut runs: Vec<Vec<Run>> = protections.iter().map(|_| Vec::new()).collect();
         for _ in 0..args.repeats {
             for (i, &protection) in protections.iter().enumerate() {
-                bar.set_message(format!(
-                    "{}, {sequences} at once",
-                    audit::report::protection_name(protection)
-                ));
+                bar.set_message(format!("{}, {sequences} at once", protection.name()));
                 runs[i].push(run_once(&session, protection, sequences, prompt, new)?);
                 bar.inc(1);
             }
@@ -230,7 +227,7 @@ impl Cell {
             }
         };
         Self {
-            protection: audit::report::protection_name(protection),
+            protection: protection.name(),
             sequences,
             prompt_tokens: prompt,
             max_tokens: new,

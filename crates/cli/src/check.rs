@@ -90,7 +90,7 @@ pub fn run(global: &Global, args: &CheckArgs) -> Result<Outcome> {
     );
     let report = audit::check(session.host(), &plan, &mut |p| {
         bar.set_position(p.done as u64);
-        let name = audit::report::protection_name(p.protection);
+        let name = p.protection.name();
         bar.set_message(match p.trial {
             Some(trial) => format!("{name}, crowd {trial}"),
             None => format!("{name}, solo"),

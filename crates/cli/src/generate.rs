@@ -338,7 +338,7 @@ fn report(
         })
         .collect();
     let mut document = session.describe();
-    document["protection"] = audit::report::protection_name(defaults.protection).into();
+    document["protection"] = defaults.protection.name().into();
     document["geometry"] = session.geometry(defaults.protection);
     document["prompt_ids"] = json!(prompt);
     document["max_tokens"] = json!(defaults.max_tokens);

@@ -60,7 +60,7 @@ fn document(session: &Session, kv_blocks: usize) -> Result<Value> {
         .iter()
         .map(|(k, v)| (k.clone(), v.clone().into()))
         .collect();
-    let supported = |p: Protection, family| json!({"name": audit::report::protection_name(p), "available": session.host().supports(family)});
+    let supported = |p: Protection, family| json!({"name": p.name(), "available": session.host().supports(family)});
     let mut document = session.describe();
     document["architecture"] = json!({
         "family": format!("{:?}", c.arch).to_lowercase(),

@@ -44,7 +44,7 @@ pub fn run(
             })
             .collect();
         let mut document = session.describe();
-        document["protection"] = audit::report::protection_name(defaults.protection).into();
+        document["protection"] = defaults.protection.name().into();
         document["prompt_ids"] = json!(ids);
         document["scored_tokens"] = json!(logprobs.len());
         document["mean_nll"] = json!(nll);

@@ -180,6 +180,6 @@ impl From<ProtectionArg> for Protection {
 impl ProtectionArg {
     /// The name in reports.
     pub fn name(self) -> &'static str {
-        audit::report::protection_name(self.into())
+        Protection::from(self).name()
     }
 }

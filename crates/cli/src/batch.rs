@@ -4,7 +4,7 @@
 use crate::args::{GenerateArgs, Global};
 use crate::generate::{Answer, Defaults};
 use crate::input::Prompt;
-use crate::output::note;
+use crate::output::{in_full, note};
 use crate::sampling::{self, SamplingRecord};
 use crate::session::{KvNeed, Opened, Session};
 use crate::settings::Settings;
@@ -173,7 +173,7 @@ fn start(
     let id = record.id.clone().unwrap_or(Value::Null);
     record
         .start(engine, session, defaults, line)
-        .map_err(|e| (id, format!("{e:#}")))
+        .map_err(|e| (id, in_full(&e)))
 }
 
 impl Record {

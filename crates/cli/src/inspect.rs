@@ -134,7 +134,7 @@ fn text(d: &Value) -> String {
         "               rope theta {}, scaling {}, norm eps {}, embedding {}\n",
         a["rope_theta"],
         show(&a["rope_scaling"]),
-        a["norm_eps"],
+        a["norm_eps"].as_f64().unwrap_or(0.0) as f32,
         if a["tied_embedding"] == true {
             "tied"
         } else {

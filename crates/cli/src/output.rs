@@ -87,6 +87,17 @@ pub fn table(rows: &[Vec<String>]) -> String {
     out
 }
 
+/// An error with its causes, each once: messages that already quote their cause are not followed by it.
+pub fn in_full(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -106,5 +117,13 @@ mod tests {
             vec!["long".into(), "5".into()],
         ];
         assert_eq!(table(&rows), "a     10\nlong   5\n");
+    }
+
+    #[test]
+    fn each_cause_is_said_once() {
+        let quoted = anyhow::anyhow!("inner").context("outer: inner");
+        assert_eq!(super::in_full(&quoted), "outer: inner");
+        let apart = anyhow::anyhow!("inner").context("outer");
+        assert_eq!(super::in_full(&apart), "outer: inner");
     }
 }

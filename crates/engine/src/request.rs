@@ -137,7 +137,7 @@ pub enum Refusal {
     #[error("the prompt is empty; at least one token is needed")]
     EmptyPrompt,
     /// Longer than the model's context.
-    #[error("the prompt has {given} tokens, but the model's context is {limit}")]
+    #[error("the prompt has {given} tokens, but at most {limit} fit the model's context")]
     PromptTooLong {
         /// Prompt tokens given.
         given: usize,

@@ -23,7 +23,7 @@ fn requests_out_of_range_name_value_and_limit() {
         (with(|r| r.prompt.clear()), "the prompt is empty"),
         (
             with(|r| r.prompt = vec![1; 10_000]),
-            "the prompt has 10000 tokens, but the model's context is 9999",
+            "the prompt has 10000 tokens, but at most 9999 fit the model's context",
         ),
         (
             with(|r| r.prompt[3] = VOCAB as u32),

@@ -2,7 +2,7 @@
 
 use super::read_bounded;
 use crate::assemble::{RawTensor, TensorError, TensorSource};
-use crate::gguf::shown;
+use crate::gguf::{one_line, shown};
 use crate::weights::{Bytes, map_file};
 use numerics::weight::WeightType;
 use safetensors::tensor::{Dtype, SafeTensorError, SafeTensors};
@@ -30,7 +30,7 @@ pub enum SafetensorsError {
     #[error("no weights: allowed are {SINGLE}, or {INDEX} with its files")]
     None,
     /// A file's header is not valid.
-    #[error("{file}: not a valid safetensors file: {source}")]
+    #[error("{file}: not a valid safetensors file: {}", one_line(&.source.to_string()))]
     Header {
         /// The file.
         file: String,
@@ -38,7 +38,7 @@ pub enum SafetensorsError {
         source: Box<SafeTensorError>,
     },
     /// The index is not valid.
-    #[error("{INDEX}: {reason}")]
+    #[error("{INDEX}: {}", one_line(.reason))]
     Index {
         /// Why.
         reason: String,

@@ -11,6 +11,7 @@ use crate::{
     StepOutput, StepPlan,
 };
 use model::{ModelConfig, Weights};
+use numerics::Profile;
 use std::sync::Arc;
 
 /// Makes the device under test for a model with a pool of so many KV blocks.
@@ -76,19 +77,26 @@ struct Sequence {
 }
 
 /// One random model and schedule. `Err` says what differed.
-pub fn schedule(factory: &mut Factory, spec: &Spec, seed: u64) -> Result<(), String> {
+pub fn schedule(
+    factory: &mut Factory,
+    profile: Profile,
+    spec: &Spec,
+    seed: u64,
+) -> Result<(), String> {
     let mut rng = Rng(seed);
     let (config, weights) = build(&mut rng, spec);
     let weights = Arc::new(weights);
     let mut device = factory(config.clone(), &weights, POOL)?;
-    let mut reference = ReferenceDevice::new(config.clone(), weights, POOL);
+    let mut reference = ReferenceDevice::new(config.clone(), weights, profile, POOL);
     let mut free: Vec<BlockId> = (0..POOL as u32).collect();
     for i in (1..free.len()).rev() {
         free.swap(i, rng.below(i + 1));
     }
     let mut live = Vec::new();
     for _ in 0..1 + rng.below(4) {
-        let n: usize = rng.pick(&[1, 2, 5, 63, 64, 65, 66, 130, 255, 256, 257, 300]);
+        let n: usize = rng.pick(&[
+            1, 2, 5, 63, 64, 65, 66, 127, 128, 129, 300, 511, 512, 513, 600,
+        ]);
         let needed = n.div_ceil(BLOCK_TOKENS);
         live.push(Sequence {
             tokens: (0..n)
@@ -168,7 +176,7 @@ fn compare(
 }
 
 /// Models with every head size, group size and format in turn, `rounds` schedules each format.
-pub fn models(factory: &mut Factory, rounds: u64) -> Result<(), String> {
+pub fn models(factory: &mut Factory, profile: Profile, rounds: u64) -> Result<(), String> {
     let mut rng = Rng(42);
     for round in 0..rounds {
         for (i, linear) in WEIGHT_TYPES.into_iter().enumerate() {
@@ -176,7 +184,7 @@ pub fn models(factory: &mut Factory, rounds: u64) -> Result<(), String> {
             let d = [16, 64, 128, 256, 32][at % 5];
             let group = [1, 2, 3, 4, 7, 8][at % 6];
             let spec = random_spec(&mut rng, d, group, linear);
-            schedule(factory, &spec, 1000 * round + i as u64)?;
+            schedule(factory, profile, &spec, 1000 * round + i as u64)?;
         }
     }
     Ok(())
@@ -185,6 +193,7 @@ pub fn models(factory: &mut Factory, rounds: u64) -> Result<(), String> {
 /// Every launch size in `sizes`: so many sequences prefilled with one token, then all decoded together.
 pub fn launch_sizes(
     factory: &mut Factory,
+    profile: Profile,
     linear: numerics::weight::WeightType,
     sizes: &[usize],
 ) -> Result<(), String> {
@@ -195,7 +204,7 @@ pub fn launch_sizes(
     let weights = Arc::new(weights);
     let pool = sizes.iter().copied().max().unwrap_or(1);
     let mut device = factory(config.clone(), &weights, pool)?;
-    let mut reference = ReferenceDevice::new(config.clone(), weights, pool);
+    let mut reference = ReferenceDevice::new(config.clone(), weights, profile, pool);
     for &n in sizes {
         for start in 0..2 {
             let segments = (0..n)

@@ -7,20 +7,22 @@ use crate::{
     BLOCK_TOKENS, BlockId, Device, DeviceError, DeviceInfo, KernelFamily, RowResult, Segment,
     StepOutput, StepPlan, plan,
 };
+use half::bf16;
 use model::{
     LayerWeights, ModelConfig, Tensor, Weights,
     config::{Activation, LayerKind},
 };
-use numerics::{attention, chain, math, norm, rope, select, weight};
+use numerics::{Profile, attention, chain, hopper, math, norm, rope, select, weight};
 use std::sync::Arc;
 
-/// Rows of one width, one a token.
+/// Rows of one width, one a token. Under `hopper-bf16` every element that is kept is a bf16.
 type Rows = Vec<Vec<f32>>;
 
 /// A device that runs contract launches only, one operation at a time.
 pub struct ReferenceDevice {
     config: Arc<ModelConfig>,
     weights: Arc<Weights>,
+    arithmetic: Arithmetic,
     kv_blocks: usize,
     /// `[layer][block][position in block][key, value][kv_heads · head_dim]`, NaN where nothing was written: reading it
     /// would show.
@@ -29,12 +31,18 @@ pub struct ReferenceDevice {
 
 impl ReferenceDevice {
     /// A device with `kv_blocks` blocks for a model whose weights have the shapes of `config`.
-    pub fn new(config: Arc<ModelConfig>, weights: Arc<Weights>, kv_blocks: usize) -> Self {
+    pub fn new(
+        config: Arc<ModelConfig>,
+        weights: Arc<Weights>,
+        profile: Profile,
+        kv_blocks: usize,
+    ) -> Self {
         let block = 2 * BLOCK_TOKENS * config.kv_heads * config.head_dim;
         let kv = vec![f32::NAN; config.layers.len() * kv_blocks * block];
         Self {
             config,
             weights,
+            arithmetic: Arithmetic(profile),
             kv_blocks,
             kv,
         }
@@ -74,25 +82,26 @@ impl ReferenceDevice {
     fn forward(&mut self, segment: &Segment) -> Rows {
         let config = Arc::clone(&self.config);
         let weights = Arc::clone(&self.weights);
+        let a = self.arithmetic;
         let mut h: Rows = segment
             .tokens
             .iter()
-            .map(|&t| embed(&config, &weights.embed, t))
+            .map(|&t| a.embed(&config, &weights.embed, t))
             .collect();
         for (l, (kind, w)) in config.layers.iter().zip(&weights.layers).enumerate() {
-            let x = normalised(&h, &w.attn_norm, config.norm_eps);
+            let x = a.normalised(&h, &w.attn_norm, config.norm_eps);
             let mut branch = self.attention(l, kind, w, &x, segment);
             if let Some(post) = &w.post_attn_norm {
-                branch = normalised(&branch, post, config.norm_eps);
+                branch = a.normalised(&branch, post, config.norm_eps);
             }
-            add(&mut h, &branch);
+            a.add(&mut h, &branch);
 
-            let x = normalised(&h, &w.ffn_norm, config.norm_eps);
-            let mut branch = feed_forward(config.activation, w, &x);
+            let x = a.normalised(&h, &w.ffn_norm, config.norm_eps);
+            let mut branch = a.feed_forward(config.activation, w, &x);
             if let Some(post) = &w.post_ffn_norm {
-                branch = normalised(&branch, post, config.norm_eps);
+                branch = a.normalised(&branch, post, config.norm_eps);
             }
-            add(&mut h, &branch);
+            a.add(&mut h, &branch);
         }
         h
     }
@@ -107,9 +116,10 @@ impl ReferenceDevice {
     ) -> Rows {
         let config = Arc::clone(&self.config);
         let d = config.head_dim;
-        let mut q = linear(&w.q, w.q_bias.as_deref(), x);
-        let mut k = linear(&w.k, w.k_bias.as_deref(), x);
-        let v = linear(&w.v, w.v_bias.as_deref(), x);
+        let a = self.arithmetic;
+        let mut q = a.linear(&w.q, w.q_bias.as_deref(), x);
+        let mut k = a.linear(&w.k, w.k_bias.as_deref(), x);
+        let v = a.linear(&w.v, w.v_bias.as_deref(), x);
 
         let inv = rope::inverse_frequencies(d, kind.rope.theta, kind.rope.scaling);
         let (mut cos, mut sin) = (vec![0.0; d / 2], vec![0.0; d / 2]);
@@ -120,15 +130,25 @@ impl ReferenceDevice {
                 for head in row.chunks_exact_mut(d) {
                     if let Some(norm) = norm {
                         let raw = head.to_vec();
-                        norm::rms_norm(&raw, norm, config.norm_eps, head);
+                        a.norm(&raw, norm, config.norm_eps, head);
                     }
                     rope::rotate(head, &cos, &sin);
+                    a.round(head);
                 }
             }
             let at = self.key_at(layer, &segment.blocks, position);
             let width = self.kv_width();
-            self.kv[at..at + width].copy_from_slice(&k[t]);
-            self.kv[at + width..at + 2 * width].copy_from_slice(&v[t]);
+            for (i, (k, v)) in k[t].chunks_exact(d).zip(v[t].chunks_exact(d)).enumerate() {
+                let at = at + i * d;
+                if k.iter().chain(v).all(|x| x.is_finite()) {
+                    self.kv[at..at + d].copy_from_slice(k);
+                    self.kv[at + width..at + width + d].copy_from_slice(v);
+                } else {
+                    // Whoever sees this position gets NaN; whoever does not gets nothing of it.
+                    self.kv[at..at + d].fill(f32::NAN);
+                    self.kv[at + width..at + width + d].fill(0.0);
+                }
+            }
         }
 
         let scale = attention::scale_log2e(config.attn_scale);
@@ -139,7 +159,7 @@ impl ReferenceDevice {
             for head in 0..config.heads {
                 let columns = head * d..(head + 1) * d;
                 let of_head = |at: usize| &self.kv[at + head / group * d..][..d];
-                attention::attend(
+                a.attend(
                     &q[t][columns.clone()],
                     |j| of_head(self.key_at(layer, &segment.blocks, j)),
                     |j| of_head(self.key_at(layer, &segment.blocks, j) + self.kv_width()),
@@ -150,15 +170,16 @@ impl ReferenceDevice {
                 );
             }
         }
-        linear(&w.o, None, &out)
+        a.linear(&w.o, None, &out)
     }
 
     /// Section 10 for each output of the segment.
     fn results(&self, segment: &Segment, h: &Rows) -> Vec<RowResult> {
         let wanted: Rows = segment.outputs.iter().map(|o| h[o.index].clone()).collect();
-        let x = normalised(&wanted, &self.weights.final_norm, self.config.norm_eps);
+        let a = self.arithmetic;
+        let x = a.normalised(&wanted, &self.weights.final_norm, self.config.norm_eps);
         let head = self.weights.lm_head.as_ref().unwrap_or(&self.weights.embed);
-        let logits = linear(head, None, &x);
+        let logits = a.logits(head, &x);
         segment
             .outputs
             .iter()
@@ -191,7 +212,10 @@ impl Device for ReferenceDevice {
     fn info(&self) -> DeviceInfo {
         DeviceInfo {
             name: "reference".into(),
-            facts: vec![("kernels".into(), "scalar reference".into())],
+            facts: vec![
+                ("kernels".into(), "scalar reference".into()),
+                ("profile".into(), self.arithmetic.0.name().into()),
+            ],
         }
     }
 
@@ -249,60 +273,147 @@ impl Device for ReferenceDevice {
     }
 }
 
-/// Section 4.
-fn embed(config: &ModelConfig, table: &Tensor, token: u32) -> Vec<f32> {
-    let mut row = vec![0.0; table.cols];
-    weight::widen_row(table.dtype, table.row(token as usize), &mut row);
-    if let Some(scale) = config.embed_scale {
-        row.iter_mut().for_each(|e| *e *= scale);
-    }
-    row
-}
+/// What the profiles do differently.
+#[derive(Clone, Copy)]
+struct Arithmetic(Profile);
 
-/// Section 3.
-fn linear(w: &Tensor, bias: Option<&[f32]>, x: &Rows) -> Rows {
-    let mut y = vec![vec![0.0; w.rows]; x.len()];
-    let mut row = vec![0.0; w.cols];
-    for n in 0..w.rows {
-        weight::widen_row(w.dtype, w.row(n), &mut row);
-        for (x, y) in x.iter().zip(&mut y) {
-            y[n] = chain::dot(x, &row);
-            if let Some(bias) = bias {
-                y[n] += bias[n];
+impl Arithmetic {
+    /// Rounds what is kept.
+    fn round(self, x: &mut [f32]) {
+        if self.0 == Profile::HopperBf16 {
+            x.iter_mut().for_each(|x| *x = bf16::from_f32(*x).to_f32());
+        }
+    }
+
+    /// Section 4.
+    fn embed(self, config: &ModelConfig, table: &Tensor, token: u32) -> Vec<f32> {
+        let mut row = vec![0.0; table.cols];
+        weight::widen_row(table.dtype, table.row(token as usize), &mut row);
+        self.round(&mut row);
+        if let Some(scale) = config.embed_scale {
+            row.iter_mut().for_each(|e| *e *= scale);
+            self.round(&mut row);
+        }
+        row
+    }
+
+    /// Section 3, not rounded.
+    fn products(self, w: &Tensor, bias: Option<&[f32]>, x: &Rows) -> Rows {
+        let mut y = vec![vec![0.0; w.rows]; x.len()];
+        let mut row = vec![0.0; w.cols];
+        let halves: Vec<Vec<bf16>> = match self.0 {
+            Profile::IeeeF32 => Vec::new(),
+            Profile::HopperBf16 => x.iter().map(|x| hopper::round_row(x)).collect(),
+        };
+        for n in 0..w.rows {
+            weight::widen_row(w.dtype, w.row(n), &mut row);
+            let bias = bias.map(|b| b[n]);
+            match self.0 {
+                Profile::IeeeF32 => {
+                    for (x, y) in x.iter().zip(&mut y) {
+                        y[n] = chain::dot(x, &row);
+                        if let Some(b) = bias {
+                            y[n] += b;
+                        }
+                    }
+                }
+                Profile::HopperBf16 => {
+                    let row = hopper::round_row(&row);
+                    for (x, y) in halves.iter().zip(&mut y) {
+                        y[n] = hopper::linear(x, &row, bias);
+                    }
+                }
+            }
+        }
+        y
+    }
+
+    /// Section 3.
+    fn linear(self, w: &Tensor, bias: Option<&[f32]>, x: &Rows) -> Rows {
+        let mut y = self.products(w, bias, x);
+        y.iter_mut().for_each(|y| self.round(y));
+        y
+    }
+
+    /// Section 10's products, which stay f32.
+    fn logits(self, w: &Tensor, x: &Rows) -> Rows {
+        self.products(w, None, x)
+    }
+
+    /// Section 5, not rounded.
+    fn norm(self, x: &[f32], w: &[f32], eps: f32, out: &mut [f32]) {
+        match self.0 {
+            Profile::IeeeF32 => norm::rms_norm(x, w, eps, out),
+            Profile::HopperBf16 => hopper::rms_norm(x, w, eps, out),
+        }
+    }
+
+    /// Section 5.
+    fn normalised(self, x: &Rows, w: &[f32], eps: f32) -> Rows {
+        x.iter()
+            .map(|x| {
+                let mut y = vec![0.0; x.len()];
+                self.norm(x, w, eps, &mut y);
+                self.round(&mut y);
+                y
+            })
+            .collect()
+    }
+
+    /// Section 7.
+    fn attend<'a>(
+        self,
+        q: &[f32],
+        keys: impl Fn(usize) -> &'a [f32],
+        values: impl Fn(usize) -> &'a [f32],
+        lo: usize,
+        hi: usize,
+        scale: f32,
+        out: &mut [f32],
+    ) {
+        match self.0 {
+            Profile::IeeeF32 => attention::attend(q, keys, values, lo, hi, scale, out),
+            Profile::HopperBf16 => {
+                let seen = |of: &dyn Fn(usize) -> &'a [f32]| -> Vec<Vec<bf16>> {
+                    (lo..hi).map(|j| hopper::round_row(of(j))).collect()
+                };
+                let (k, v) = (seen(&keys), seen(&values));
+                let mut y = vec![bf16::ZERO; out.len()];
+                let q = hopper::round_row(q);
+                let (keys, values) = (|j: usize| &k[j - lo][..], |j: usize| &v[j - lo][..]);
+                hopper::attend(&q, keys, values, lo, hi, scale, &mut y);
+                for (out, y) in out.iter_mut().zip(y) {
+                    *out = y.to_f32();
+                }
             }
         }
     }
-    y
-}
 
-/// Section 5.
-fn normalised(x: &Rows, w: &[f32], eps: f32) -> Rows {
-    x.iter()
-        .map(|x| {
-            let mut y = vec![0.0; x.len()];
-            norm::rms_norm(x, w, eps, &mut y);
-            y
-        })
-        .collect()
-}
-
-/// Section 9.
-fn feed_forward(activation: Activation, w: &LayerWeights, x: &Rows) -> Rows {
-    let mut gate = linear(&w.gate, None, x);
-    let up = linear(&w.up, None, x);
-    let act = match activation {
-        Activation::Silu => math::silu,
-        Activation::GeluTanh => math::gelu_tanh,
-    };
-    for (g, u) in gate.iter_mut().flatten().zip(up.iter().flatten()) {
-        *g = act(*g) * u;
+    /// Section 9.
+    fn feed_forward(self, activation: Activation, w: &LayerWeights, x: &Rows) -> Rows {
+        let mut gate = self.linear(&w.gate, None, x);
+        let up = self.linear(&w.up, None, x);
+        let act = match activation {
+            Activation::Silu => math::silu,
+            Activation::GeluTanh => math::gelu_tanh,
+        };
+        for (g, &u) in gate.iter_mut().flatten().zip(up.iter().flatten()) {
+            *g = match self.0 {
+                Profile::IeeeF32 => act(*g) * u,
+                Profile::HopperBf16 => {
+                    hopper::gated(act, bf16::from_f32(*g), bf16::from_f32(u)).to_f32()
+                }
+            };
+        }
+        self.linear(&w.down, None, &gate)
     }
-    linear(&w.down, None, &gate)
-}
 
-fn add(h: &mut Rows, branch: &Rows) {
-    for (h, b) in h.iter_mut().flatten().zip(branch.iter().flatten()) {
-        *h += b;
+    /// h + branch.
+    fn add(self, h: &mut Rows, branch: &Rows) {
+        for (h, b) in h.iter_mut().flatten().zip(branch.iter().flatten()) {
+            *h += b;
+        }
+        h.iter_mut().for_each(|h| self.round(h));
     }
 }
 

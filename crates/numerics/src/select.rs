@@ -1,6 +1,6 @@
 //! Order, Top-n and log-sum-exp over logits (NUMERICS.md section 10).
 
-use crate::{lanes, math};
+use crate::math;
 use std::cmp::Ordering;
 
 /// A logit is NaN: the row has no meaning and its request ends with an error.
@@ -62,6 +62,15 @@ pub fn top_k(logits: &[f32], n: usize) -> Result<Vec<(u32, f32)>, NanLogit> {
     Ok(top)
 }
 
+/// Terms of [`log_sum_exp`] count in units of 1 / this.
+pub const SUM_UNIT: f32 = (1u64 << 40) as f32;
+
+/// A term exp(logit − max) ≤ 1 as an integer, so that the order of the sum does not matter.
+#[inline(always)]
+pub fn sum_term(e: f32) -> u64 {
+    (e * SUM_UNIT) as u64
+}
+
 /// ln Σ exp(logit). −∞ of no logits or of −∞ only, +∞ where one is +∞, NaN where one is NaN.
 pub fn log_sum_exp(logits: &[f32]) -> f32 {
     if logits.iter().any(|z| z.is_nan()) {
@@ -71,6 +80,11 @@ pub fn log_sum_exp(logits: &[f32]) -> f32 {
     if max.is_infinite() {
         return max;
     }
-    let terms: Vec<f32> = logits.iter().map(|z| math::exp(z - max)).collect();
-    canonical(max) + math::ln(lanes::sum(&terms))
+    let sum: u64 = logits.iter().map(|z| sum_term(math::exp(z - max))).sum();
+    log_of_sum(max, sum)
+}
+
+/// [`log_sum_exp`] from the largest logit, finite, and the sum of [`sum_term`]s.
+pub fn log_of_sum(max: f32, sum: u64) -> f32 {
+    canonical(max) + math::ln(sum as f32 * (1.0 / SUM_UNIT))
 }

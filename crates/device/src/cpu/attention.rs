@@ -2,25 +2,30 @@
 //!
 //! Keys of a block lie transposed, `[head_dim][64]`, so that lanes run across keys and each score is one chain over
 //! head_dim; values lie `[64][columns]`, so that lanes run across columns. Queries that share a KV head are taken six
-//! rows at a time: a row is one (position, query head). A block is one tile of the contract.
+//! rows at a time: a row is one (position, query head). A tile of the contract is one block or two.
 //!
 //! Only visible keys take part: lanes of others are computed from whatever memory holds and then dropped by selection,
 //! and their values are never read.
 
 use super::isa::Kernel;
 use super::simd::{LANES, Simd};
-use super::tile::{divide, merge_state, scores_of, values_of, weights};
+use super::tile::{SCORES, divide, merge_state, scores_of, values_of, weights};
 use crate::plan::{BLOCK_TOKENS, BlockId};
-use numerics::attention::{CHUNK, TILE};
+use numerics::attention::{CHUNK, tile};
 
-const _: () = assert!(TILE == BLOCK_TOKENS);
+const _: () = assert!(
+    CHUNK.is_multiple_of(BLOCK_TOKENS)
+        && tile(64).is_multiple_of(BLOCK_TOKENS)
+        && tile(64) <= SCORES
+        && tile(256) == BLOCK_TOKENS
+);
 
 /// Rows taken together: 6 × 4 accumulators.
 pub(crate) const ROWS: usize = 6;
 /// Rows an item has at most, a whole number of [`ROWS`].
 pub(crate) const ITEM_ROWS: usize = 48;
-/// Vectors of keys a tile.
-pub(super) const KEYS: usize = TILE / LANES;
+/// Vectors of keys a block.
+pub(super) const KEYS: usize = BLOCK_TOKENS / LANES;
 
 /// `columns` rounded up to whole vectors.
 pub(crate) fn padded(columns: usize) -> usize {
@@ -29,7 +34,7 @@ pub(crate) fn padded(columns: usize) -> usize {
 
 /// Floats of one head of one block: keys, then values.
 pub(crate) fn head_floats(head_dim: usize) -> usize {
-    TILE * (head_dim + padded(head_dim))
+    BLOCK_TOKENS * (head_dim + padded(head_dim))
 }
 
 /// How a sequence's keys are cut into ranges, each from scratch and then merged in ascending order.
@@ -68,7 +73,7 @@ pub(crate) struct Scratch {
     total: Vec<f32>,
     total_sum: Vec<f32>,
     total_max: Vec<f32>,
-    scores: Vec<[f32; TILE]>,
+    scores: Vec<[f32; SCORES]>,
 }
 
 impl Scratch {
@@ -82,7 +87,7 @@ impl Scratch {
             total: vec![0.0; ITEM_ROWS * width],
             total_sum: vec![0.0; ITEM_ROWS],
             total_max: vec![0.0; ITEM_ROWS],
-            scores: vec![[0.0; TILE]; ROWS],
+            scores: vec![[0.0; SCORES]; ROWS],
         }
     }
 }
@@ -184,20 +189,24 @@ impl Attend<'_> {
                     self.scratch.sums[r] = [0.0; LANES];
                 }
                 self.scratch.out[..rows * width].fill(0.0);
-                for tile in lo / TILE..hi.div_ceil(TILE) {
+                let keys = tile(self.head_dim);
+                for first in (lo / keys * keys..hi).step_by(keys) {
                     let mut r = 0;
                     while r < rows {
                         let place = (r / ROWS * ROWS, r % ROWS);
                         r += match (rows - r).min(ROWS - place.1) {
-                            1 => self.tile::<S, 1>(place, tile, range, exact),
-                            2 => self.tile::<S, 2>(place, tile, range, exact),
-                            6 => self.tile::<S, 6>(place, tile, range, exact),
-                            _ => self.tile::<S, 3>(place, tile, range, exact),
+                            1 => self.tile::<S, 1>(place, first, range, exact),
+                            2 => self.tile::<S, 2>(place, first, range, exact),
+                            6 => self.tile::<S, 6>(place, first, range, exact),
+                            _ => self.tile::<S, 3>(place, first, range, exact),
                         };
                     }
                 }
                 for r in 0..rows {
-                    self.merge::<S>(r, width, exact);
+                    let (lo, hi) = self.visible(r, range);
+                    if lo < hi {
+                        self.merge::<S>(r, width, exact);
+                    }
                 }
             }
             for r in 0..rows {
@@ -226,25 +235,24 @@ impl Attend<'_> {
         }
     }
 
-    /// `R` rows from place (first row of the set, row in the set); gives R.
+    /// `R` rows from place (first row of the set, row in the set) over the tile whose first key is `first`; gives R.
     #[inline(always)]
     unsafe fn tile<S: Simd, const R: usize>(
         &mut self,
         (set, in_set): (usize, usize),
-        tile: usize,
+        first: usize,
         range: (usize, usize),
         exact: bool,
     ) -> usize {
         let r0 = set + in_set;
-        let first = tile * TILE;
         let d = self.head_dim;
-        let width = padded(d);
+        let (width, keys) = (padded(d), tile(d));
         let (mut lo, mut hi) = ([0usize; R], [0usize; R]);
-        let (mut min_lo, mut max_lo, mut min_hi, mut max_hi) = (TILE, 0, TILE, 0);
+        let (mut min_lo, mut max_lo, mut min_hi, mut max_hi) = (keys, 0, keys, 0);
         for r in 0..R {
             let (a, b) = self.visible(r0 + r, range);
-            lo[r] = a.clamp(first, first + TILE) - first;
-            hi[r] = b.clamp(first, first + TILE) - first;
+            lo[r] = a.clamp(first, first + keys) - first;
+            hi[r] = b.clamp(first, first + keys) - first;
             if lo[r] < hi[r] {
                 min_lo = min_lo.min(lo[r]);
                 max_hi = max_hi.max(hi[r]);
@@ -257,36 +265,28 @@ impl Attend<'_> {
         if min_lo >= max_hi {
             return R;
         }
-        // SAFETY: the block exists, and each head holds TILE keys and values.
+        // Keys all rows see together; what single rows see lies before and after.
+        let (from, to) = if max_lo < min_hi {
+            (max_lo, min_hi)
+        } else {
+            (keys, keys)
+        };
+        // SAFETY: the blocks exist, and each head holds BLOCK_TOKENS keys and values.
         unsafe {
-            let block = *self.blocks.get_unchecked(tile) as usize;
-            let keys = self.kv.add(block * self.block_stride);
-            let values = keys.add(d * TILE);
-            let stride = ROWS.min(self.positions * self.group - set);
-            let q = self.scratch.queries.as_ptr().add(set * d + in_set);
             let scores = self.scratch.scores.as_mut_ptr().cast::<f32>();
-            // A lone query streams the cache once: fetch the next tile meanwhile, past what hardware guesses at page ends.
-            let next = match self.blocks.get(tile + 1) {
-                Some(&b) if self.positions == 1 && first + TILE < range.1.min(self.start + 1) => {
-                    self.kv.wrapping_add(b as usize * self.block_stride)
-                }
-                _ => std::ptr::null(),
-            };
-            let (v0, v1) = (min_lo / LANES, max_hi.div_ceil(LANES));
-            if S::ACCS >= KEYS * ROWS && v1 - v0 == KEYS {
-                scores_of::<S, KEYS, R>(q, stride, keys, d, scores, next);
-            } else {
-                for v in v0..v1 {
-                    let (k, s) = (keys.add(v * LANES), scores.add(v * LANES));
-                    scores_of::<S, 1, R>(q, stride, k, d, s, std::ptr::null());
-                }
-            }
             let out = self.scratch.out.as_mut_ptr().add(r0 * width);
+            let mut at = min_lo / BLOCK_TOKENS * BLOCK_TOKENS;
+            while at < max_hi {
+                let cut = |j: usize| j.clamp(at, at + BLOCK_TOKENS) - at;
+                let (v0, v1) = (cut(min_lo) / LANES, cut(max_hi).div_ceil(LANES));
+                self.scores::<S, R>((set, in_set), first + at, (v0, v1), range, scores.add(at));
+                at += BLOCK_TOKENS;
+            }
             for r in 0..R {
                 if lo[r] < hi[r] {
                     let by = weights::<S>(
                         exact,
-                        scores.add(r * TILE),
+                        scores.add(r * SCORES),
                         lo[r],
                         hi[r],
                         self.scale,
@@ -303,42 +303,91 @@ impl Attend<'_> {
                     }
                 }
             }
-            // Keys all rows see together, with what single rows see before and after.
-            let (from, to) = if max_lo < min_hi {
-                (max_lo, min_hi)
-            } else {
-                (TILE, TILE)
-            };
-            for r in 0..R {
-                let (o, p) = (out.add(r * width), scores.add(r * TILE));
-                let end = hi[r].min(from);
-                if lo[r] < end {
-                    values_of::<S, 1>(o, p, values, width, lo[r], end);
-                }
-            }
-            if from < to {
-                values_of::<S, R>(out, scores, values, width, from, to);
+            let mut at = min_lo / BLOCK_TOKENS * BLOCK_TOKENS;
+            while at < max_hi {
+                let cut = |j: usize| j.clamp(at, at + BLOCK_TOKENS) - at;
+                let values = self.block(first + at).add(d * BLOCK_TOKENS);
+                let p = scores.add(at);
+                let (from, to) = (cut(from), cut(to));
                 for r in 0..R {
-                    let (o, p) = (out.add(r * width), scores.add(r * TILE));
-                    if to < hi[r] {
-                        values_of::<S, 1>(o, p, values, width, to, hi[r]);
+                    let (o, p) = (out.add(r * width), p.add(r * SCORES));
+                    let (lo, end) = (cut(lo[r]), cut(hi[r]).min(from));
+                    if lo < end {
+                        values_of::<S, 1>(o, p, values, width, lo, end);
                     }
                 }
+                if from < to {
+                    values_of::<S, R>(out, p, values, width, from, to);
+                }
+                for r in 0..R {
+                    let (o, p) = (out.add(r * width), p.add(r * SCORES));
+                    let (lo, end) = (cut(lo[r]).max(to), cut(hi[r]));
+                    if lo < end {
+                        values_of::<S, 1>(o, p, values, width, lo, end);
+                    }
+                }
+                at += BLOCK_TOKENS;
             }
         }
         R
     }
 
-    /// Takes the current range of row `r` into the total.
+    /// This head's part of the block that holds key `j`.
+    #[inline(always)]
+    unsafe fn block(&self, j: usize) -> *const f32 {
+        // SAFETY: the caller's: the block exists.
+        unsafe {
+            let block = *self.blocks.get_unchecked(j / BLOCK_TOKENS) as usize;
+            self.kv.add(block * self.block_stride)
+        }
+    }
+
+    /// Scores of `R` rows against vectors `v0..v1` of the block whose first key is `first`, into `out[r·SCORES + i]`.
+    #[inline(always)]
+    unsafe fn scores<S: Simd, const R: usize>(
+        &self,
+        (set, in_set): (usize, usize),
+        first: usize,
+        (v0, v1): (usize, usize),
+        range: (usize, usize),
+        out: *mut f32,
+    ) {
+        let d = self.head_dim;
+        // SAFETY: as the caller vouches.
+        unsafe {
+            let keys = self.block(first);
+            let stride = ROWS.min(self.positions * self.group - set);
+            let q = self.scratch.queries.as_ptr().add(set * d + in_set);
+            // A lone query streams the cache once: fetch the next block meanwhile, past what hardware guesses at page ends.
+            let after = first + BLOCK_TOKENS;
+            let next = if self.positions == 1 && after < range.1.min(self.start + 1) {
+                self.block(after)
+            } else {
+                std::ptr::null()
+            };
+            if S::ACCS >= KEYS * ROWS && v1 - v0 == KEYS {
+                scores_of::<S, KEYS, R>(q, stride, keys, d, out, next);
+            } else {
+                for v in v0..v1 {
+                    let (k, s) = (keys.add(v * LANES), out.add(v * LANES));
+                    scores_of::<S, 1, R>(q, stride, k, d, s, std::ptr::null());
+                }
+            }
+        }
+    }
+
+    /// Takes the current range of row `r`, of which some key was visible, into the total.
     #[inline(always)]
     unsafe fn merge<S: Simd>(&mut self, r: usize, width: usize, exact: bool) {
         let s = &mut *self.scratch;
-        if s.max[r] == f32::NEG_INFINITY {
-            return; // no visible key
-        }
         // SAFETY: both rows have `width` floats.
         unsafe {
-            let sum = S::tree(S::load(s.sums[r].as_ptr()));
+            let mut sum = S::tree(S::load(s.sums[r].as_ptr()));
+            if !s.max[r].is_finite() {
+                // No reference, no meaning.
+                (s.max[r], sum) = (0.0, f32::NAN);
+                s.out[r * width..(r + 1) * width].fill(f32::NAN);
+            }
             let next = s.out.as_ptr().add(r * width);
             let total = s.total.as_mut_ptr().add(r * width);
             merge_state::<S>(

@@ -518,11 +518,20 @@ impl Step<'_> {
                 // SAFETY: the block lies in the pool, and this slot of this head is written by this item alone.
                 unsafe {
                     let keys = pool.at((block * c.kv_heads + kv_head) * head_floats);
-                    for (i, &x) in k.iter().enumerate() {
-                        *keys.add(i * BLOCK_TOKENS + slot) = x;
-                    }
                     let values = keys.add(d * BLOCK_TOKENS + slot * attention::padded(d));
-                    std::ptr::copy_nonoverlapping(v.as_ptr(), values, d);
+                    let largest = k.iter().chain(&*v).fold(0, |m, x| m.max(x.abs().to_bits()));
+                    if largest < f32::INFINITY.to_bits() {
+                        for (i, &x) in k.iter().enumerate() {
+                            *keys.add(i * BLOCK_TOKENS + slot) = x;
+                        }
+                        std::ptr::copy_nonoverlapping(v.as_ptr(), values, d);
+                    } else {
+                        // Whoever sees this position gets NaN; whoever does not gets nothing of it.
+                        for i in 0..d {
+                            *keys.add(i * BLOCK_TOKENS + slot) = f32::NAN;
+                        }
+                        std::slice::from_raw_parts_mut(values, d).fill(0.0);
+                    }
                 }
             }
         });

@@ -67,7 +67,7 @@ fn select(isa: Isa, z: &mut [f32], asked: &OutputRow) -> RowResult {
         max
     } else {
         // SAFETY: as above.
-        max + numerics::math::ln(unsafe { isa.run(ExpSum { x: z, max }) })
+        numerics::select::log_of_sum(max, unsafe { isa.run(ExpSum { x: z, max }) })
     };
     let n = numerics::TOP_N;
     RowResult {

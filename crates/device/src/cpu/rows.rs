@@ -292,36 +292,65 @@ impl Kernel for Canonical<'_> {
     }
 }
 
-/// Lane sum of exp(x − max).
+/// Σ exp(x − max) in integer units of 2^−40, each term truncated (NUMERICS.md section 10).
 pub(crate) struct ExpSum<'a> {
     pub x: &'a [f32],
     pub max: f32,
 }
 
+/// ⌊x⌋ of x in [0, 2^23).
+#[inline(always)]
+unsafe fn floor<S: Simd>(x: S::V) -> S::V {
+    // SAFETY: as the caller vouches.
+    unsafe {
+        let n = S::rint(x);
+        S::select(S::lt(x, n), S::sub(n, S::splat(1.0)), n)
+    }
+}
+
 impl Kernel for ExpSum<'_> {
-    type Out = f32;
+    type Out = u64;
     #[inline(always)]
-    unsafe fn run<S: Simd>(self) -> f32 {
+    unsafe fn run<S: Simd>(self) -> u64 {
+        // A term has 40 bits: an upper and a lower half of 20, of which 16 add exactly in a lane.
+        const HALF: f32 = (1 << 20) as f32;
+        let mut total = 0u64;
+        let mut i = 0;
         // SAFETY: loads stay within the row.
         unsafe {
-            let max = S::splat(self.max);
-            let mut acc = S::splat(0.0);
-            let mut i = 0;
-            while i + LANES <= self.x.len() {
-                let v = S::load(self.x.as_ptr().add(i));
-                acc = S::add(acc, math::exp::<S>(S::sub(v, max)));
-                i += LANES;
+            let (zero, half, minus) = (S::splat(0.0), S::splat(HALF), S::splat(-HALF));
+            while i < self.x.len() {
+                let (mut upper, mut lower) = (zero, zero);
+                for _ in 0..16 {
+                    let left = self.x.len() - i;
+                    let mut e = if left >= LANES {
+                        S::load(self.x.as_ptr().add(i))
+                    } else {
+                        load_part::<S>(self.x.as_ptr().add(i), left)
+                    };
+                    e = math::exp::<S>(S::sub(e, S::splat(self.max)));
+                    if left < LANES {
+                        e = S::select(S::lanes(0, left as i32), e, zero);
+                    }
+                    let scaled = S::mul(e, half);
+                    let high = floor::<S>(scaled);
+                    let rest = S::fma(scaled, half, S::mul(high, minus));
+                    upper = S::add(upper, high);
+                    lower = S::add(lower, floor::<S>(rest));
+                    i += LANES.min(left);
+                    if i == self.x.len() {
+                        break;
+                    }
+                }
+                let (mut high, mut low) = ([0f32; LANES], [0f32; LANES]);
+                S::store(high.as_mut_ptr(), upper);
+                S::store(low.as_mut_ptr(), lower);
+                for l in 0..LANES {
+                    total += ((high[l] as u64) << 20) + low[l] as u64;
+                }
             }
-            let left = self.x.len() - i;
-            if left > 0 {
-                let v = load_part::<S>(self.x.as_ptr().add(i), left);
-                let e = math::exp::<S>(S::sub(v, max));
-                // Lanes past the end add nothing: no accumulator is −0.
-                let e = S::select(S::lanes(0, left as i32), e, S::splat(0.0));
-                acc = S::add(acc, e);
-            }
-            S::tree(acc)
         }
+        total
     }
 }
 

@@ -3,9 +3,13 @@
 use super::attention::{KEYS, ROWS};
 use super::math;
 use super::simd::{LANES, Simd};
-use numerics::attention::{SCORE_LIMIT, TILE, WEIGHT_FLOOR};
+use crate::plan::BLOCK_TOKENS;
+use numerics::attention::{WEIGHT_CEILING, WEIGHT_FLOOR};
 
-/// O / L into `out[c·stride]`.
+/// Scores of a row lie together: room for the widest tile.
+pub(super) const SCORES: usize = 128;
+
+/// O · (1 / L) into `out[c·stride]`.
 #[inline(always)]
 pub(super) unsafe fn divide<S: Simd>(
     o: *const f32,
@@ -16,9 +20,10 @@ pub(super) unsafe fn divide<S: Simd>(
 ) {
     // SAFETY: as the caller vouches; `o` is padded to whole vectors.
     unsafe {
+        let inverse = S::splat(1.0 / l);
         let mut c = 0;
         while c < columns {
-            let y = S::div(S::load(o.add(c)), S::splat(l));
+            let y = S::mul(S::load(o.add(c)), inverse);
             let mut a = [0f32; LANES];
             S::store(a.as_mut_ptr(), y);
             for l in 0..LANES.min(columns - c) {
@@ -29,7 +34,7 @@ pub(super) unsafe fn divide<S: Simd>(
     }
 }
 
-/// NV·16 scores a row: `out[r·64 + i] = chain(q_r, k_i)`.
+/// NV·16 scores a row, of keys of one block: `out[r·SCORES + i] = chain(q_r, k_i)`.
 #[inline(always)]
 pub(super) unsafe fn scores_of<S: Simd, const NV: usize, const R: usize>(
     mut q: *const f32,
@@ -48,7 +53,7 @@ pub(super) unsafe fn scores_of<S: Simd, const NV: usize, const R: usize>(
                 for line in 0..2 * KEYS {
                     S::prefetch(next.wrapping_add(line * LANES));
                 }
-                next = next.wrapping_add(2 * TILE);
+                next = next.wrapping_add(2 * BLOCK_TOKENS);
             }
             let mut k = [S::splat(0.0); NV];
             for v in 0..NV {
@@ -61,18 +66,18 @@ pub(super) unsafe fn scores_of<S: Simd, const NV: usize, const R: usize>(
                 }
             }
             q = q.add(q_stride);
-            keys = keys.add(TILE);
+            keys = keys.add(BLOCK_TOKENS);
         }
         for r in 0..R {
             for v in 0..NV {
-                S::store(out.add(r * TILE + v * LANES), acc[r][v]);
+                S::store(out.add(r * SCORES + v * LANES), acc[r][v]);
             }
         }
     }
 }
 
-/// Turns a row's scores into weights P, in place, for visible keys `lo..hi`; updates maximum and sums and gives the
-/// factor for the row's output.
+/// Turns a row's scores into weights P, in place, for visible keys `lo..hi` of a tile; updates maximum and sums and gives
+/// the factor for the row's output. The contract's maximum is an integer.
 #[inline(always)]
 pub(super) unsafe fn weights<S: Simd>(
     exact: bool,
@@ -83,54 +88,41 @@ pub(super) unsafe fn weights<S: Simd>(
     max: &mut f32,
     sums: &mut [f32; LANES],
 ) -> f32 {
-    // SAFETY: a row has TILE floats.
+    // SAFETY: a row has SCORES floats.
     unsafe {
         let (v0, v1) = (lo / LANES, hi.div_ceil(LANES));
         let floor = S::splat(f32::NEG_INFINITY);
         let mut top = floor;
         for v in v0..v1 {
-            let p = row.add(v * LANES);
-            let mut s = S::mul(S::load(p), S::splat(scale));
-            if exact {
-                s = math::clamp::<S>(s, (-SCORE_LIMIT, SCORE_LIMIT));
-            }
-            S::store(p, s);
-            let n = if exact { S::rint(s) } else { s };
+            let s = S::load(row.add(v * LANES));
             let base = (v * LANES) as i32;
             let seen = S::lanes(lo as i32 - base, hi as i32 - base);
-            top = S::max(S::select(seen, n, floor), top);
+            // A NaN score does not count; it becomes a NaN weight.
+            top = S::max(S::select(seen, s, floor), top);
         }
-        let top = S::largest(top);
+        let mut top = S::largest(top) * scale;
+        if exact {
+            top = top.round_ties_even();
+        }
         let mut by = 1.0;
         if top > *max {
             if *max != f32::NEG_INFINITY {
                 by = power(exact, *max - top);
             }
             *max = top;
-        } else if *max == f32::NEG_INFINITY {
-            // Only NaN or −∞ so far: any finite reference gives the same status.
-            *max = -SCORE_LIMIT;
         }
-        let m = S::splat(*max);
+        let (scale, minus) = (S::splat(scale), S::splat(-*max));
         let mut l = S::load(sums.as_ptr());
         if by != 1.0 {
             l = S::mul(l, S::splat(by));
         }
         for v in v0..v1 {
             let p = row.add(v * LANES);
-            let s = S::load(p);
-            let (e, f);
-            if exact {
-                let n = S::rint(s);
-                e = S::sub(n, m);
-                f = S::sub(s, n);
-            } else {
-                let x = S::sub(s, m);
-                e = S::rint(x);
-                f = S::sub(x, e);
-            }
-            let w = S::mul(math::exp2frac::<S>(f), S::p2(e));
-            let small = S::lt(e, S::splat(WEIGHT_FLOOR as f32));
+            let x = S::fma(S::load(p), scale, minus);
+            let x = S::min(S::splat(WEIGHT_CEILING), x);
+            let n = S::rint(x);
+            let w = S::mul(math::exp2frac::<S>(S::sub(x, n)), S::p2(n));
+            let small = S::lt(x, S::splat(WEIGHT_FLOOR));
             let w = S::select(small, S::splat(0.0), w);
             let base = (v * LANES) as i32;
             let seen = S::lanes(lo as i32 - base, hi as i32 - base);
@@ -148,7 +140,7 @@ pub(super) unsafe fn weights<S: Simd>(
 #[inline(always)]
 pub(super) fn power(exact: bool, e: f32) -> f32 {
     if exact {
-        numerics::math::p2(e as i32)
+        numerics::attention::power(e)
     } else {
         numerics::math::exp2(e)
     }
@@ -203,7 +195,7 @@ pub(super) unsafe fn columns<S: Simd, const NC: usize, const R: usize>(
                 x[c] = S::load(v.add(c * LANES));
             }
             for r in 0..R {
-                let w = S::splat(*p.add(r * TILE + j));
+                let w = S::splat(*p.add(r * SCORES + j));
                 for c in 0..NC {
                     acc[r][c] = S::fma(w, x[c], acc[r][c]);
                 }
@@ -218,7 +210,7 @@ pub(super) unsafe fn columns<S: Simd, const NC: usize, const R: usize>(
     }
 }
 
-/// Merges the next range's (maximum, sum, out) into the total's; a total of maximum −∞ has none yet.
+/// Merges the next range's (maximum, sum, out) into the total's, at first (−∞, +0, anything).
 #[inline(always)]
 pub(super) unsafe fn merge_state<S: Simd>(
     exact: bool,
@@ -229,20 +221,26 @@ pub(super) unsafe fn merge_state<S: Simd>(
     // SAFETY: both outputs have `width` floats, whole vectors.
     unsafe {
         if *total.0 == f32::NEG_INFINITY {
+            // 1 · next + 0: what was −0 becomes +0.
             (*total.0, *total.1) = (next.0, next.1);
-            std::ptr::copy_nonoverlapping(next.2, total.2, width);
+            let mut c = 0;
+            while c < width {
+                let n = S::add(S::load(next.2.add(c)), S::splat(0.0));
+                S::store(total.2.add(c), n);
+                c += LANES;
+            }
             return;
         }
         let max = if *total.0 > next.0 { *total.0 } else { next.0 };
         let (a, b) = (power(exact, *total.0 - max), power(exact, next.0 - max));
         *total.0 = max;
-        *total.1 = total.1.mul_add(a, next.1 * b);
+        *total.1 = next.1.mul_add(b, *total.1 * a);
         let (a, b) = (S::splat(a), S::splat(b));
         let mut c = 0;
         while c < width {
             let o = total.2.add(c);
-            let n = S::mul(S::load(next.2.add(c)), b);
-            S::store(o, S::fma(S::load(o), a, n));
+            let scaled = S::mul(S::load(o), a);
+            S::store(o, S::fma(S::load(next.2.add(c)), b, scaled));
             c += LANES;
         }
     }

@@ -32,7 +32,7 @@ impl Numbers {
 }
 
 /// Two layers that differ in window and rotation, with every optional part where `all` says so.
-fn device(all: bool) -> ReferenceDevice {
+fn device(profile: Profile, all: bool) -> ReferenceDevice {
     let rope = |theta| Rope {
         theta,
         scaling: RopeScaling::None,
@@ -92,7 +92,7 @@ fn device(all: bool) -> ReferenceDevice {
         embed_scale: all.then_some(4.0),
         layers,
     };
-    ReferenceDevice::new(Arc::new(config), Arc::new(weights), BLOCKS)
+    ReferenceDevice::new(Arc::new(config), Arc::new(weights), profile, BLOCKS)
 }
 
 fn tokens(n: usize) -> Vec<u32> {
@@ -146,13 +146,16 @@ fn logits(device: &mut ReferenceDevice, tokens: &[u32], cuts: &[usize], blocks: 
 
 #[test]
 fn chunking_blocks_and_stale_memory_change_no_bit() {
-    for all in [false, true] {
+    for (profile, all) in Profile::ALL
+        .into_iter()
+        .flat_map(|p| [(p, false), (p, true)])
+    {
         let tokens = tokens(321);
-        let mut device = device(all);
+        let mut device = device(profile, all);
         let whole = logits(&mut device, &tokens, &[], &[0, 1, 2, 3, 4, 5]);
         assert_ne!(whole[319], whole[320]);
         let blocks = [9, 0, 7, 2, 5, 1];
-        for cuts in [vec![1, 63, 64, 65, 255, 256, 257, 320], vec![3, 130]] {
+        for cuts in [vec![1, 63, 64, 65, 127, 128, 129, 256, 320], vec![3, 130]] {
             device
                 .fill_blocks(&[0, 1, 2, 5, 7, 9], f32::INFINITY)
                 .expect("inside the pool");
@@ -164,7 +167,7 @@ fn chunking_blocks_and_stale_memory_change_no_bit() {
 #[test]
 fn copied_blocks_continue_a_sequence() {
     let tokens = tokens(70);
-    let mut device = device(true);
+    let mut device = device(Profile::IeeeF32, true);
     let whole = logits(&mut device, &tokens, &[69], &[3, 4]);
     device
         .copy_blocks(&[(3, 10), (4, 11)])
@@ -337,10 +340,15 @@ fn logits64(c: &ModelConfig, w: &Weights, tokens: &[u32]) -> Vec<f64> {
 
 #[test]
 fn near_the_decoder_in_f64() {
-    for all in [false, true] {
+    for (profile, all, bound) in [
+        (Profile::IeeeF32, false, 1e-5),
+        (Profile::IeeeF32, true, 1e-5),
+        (Profile::HopperBf16, false, 0.05),
+        (Profile::HopperBf16, true, 0.05),
+    ] {
         for n in [1, 2, 90] {
             let tokens = tokens(n);
-            let mut device = device(all);
+            let mut device = device(profile, all);
             let exact = logits64(&device.config, &device.weights, &tokens);
             let rows = logits(&mut device, &tokens, &[], &[0, 1]);
             let error = exact
@@ -348,7 +356,70 @@ fn near_the_decoder_in_f64() {
                 .zip(&rows[n - 1])
                 .map(|(x, &y)| (x - f64::from(y)).abs())
                 .fold(0.0, f64::max);
-            assert!(error < 1e-5, "{n} tokens, all parts {all}: {error:e}");
+            let name = profile.name();
+            assert!(
+                error < bound,
+                "{name}, {n} tokens, all parts {all}: {error:e}"
+            );
         }
+    }
+}
+
+/// A key or value that is not finite ends every row that sees it, and no other.
+#[test]
+fn a_position_that_is_not_finite_is_seen_as_nan() {
+    for profile in Profile::ALL {
+        let mut device = device(profile, false);
+        let mut weights = (*device.weights).clone();
+        // Token 7 has an embedding that overflows in the products for V.
+        let bytes: Vec<u8> = (0..VOCAB)
+            .flat_map(|t| {
+                let mut row = vec![0.0; 16];
+                let e = &device.weights.embed;
+                weight::widen_row(e.dtype, e.row(t), &mut row);
+                row
+            })
+            .flat_map(f32::to_le_bytes)
+            .collect();
+        let len = bytes.len();
+        let mut bytes = bytes;
+        bytes[7 * 64..7 * 64 + 4].copy_from_slice(&f32::INFINITY.to_le_bytes());
+        weights.embed =
+            Tensor::new(WeightType::F32, VOCAB, 16, Arc::new(bytes), 0..len).expect("sizes agree");
+        device.weights = Arc::new(weights);
+        let mut run = |tokens: &[u32], start: usize| {
+            let outputs = (0..tokens.len())
+                .map(|index| OutputRow {
+                    index,
+                    logits: false,
+                    score: None,
+                })
+                .collect();
+            let segments = vec![Segment {
+                offset: 0,
+                tokens: tokens.to_vec(),
+                start,
+                blocks: vec![1],
+                outputs,
+            }];
+            let launches = vec![Launch {
+                family: KernelFamily::Contract,
+                rows: tokens.len(),
+                kv_split: KvSplit::Contract,
+                segments,
+            }];
+            let out = device
+                .execute(&StepPlan { launches })
+                .expect("a valid plan");
+            out.rows[0][0].iter().map(|r| r.nan).collect::<Vec<_>>()
+        };
+        let name = profile.name();
+        assert_eq!(
+            run(&[1, 2, 7, 3, 4], 0),
+            [false, false, true, true, true],
+            "{name}"
+        );
+        assert_eq!(run(&[5], 5), [true], "{name}");
+        assert_eq!(run(&[1, 2, 3, 4], 0), [false; 4], "{name}");
     }
 }

@@ -2,10 +2,11 @@
 //! of our code, of the `libm` crate, or of the compiler's idea of f32.
 
 use crate::{Numbers, bits};
+use half::bf16;
 use numerics::{
     attention,
     digest::Encoder,
-    math,
+    hopper, math,
     rope::{self, RopeScaling},
 };
 
@@ -67,12 +68,37 @@ fn rotary_tables() {
 fn attention_over_chunks() {
     let mut n = Numbers(31);
     let rows: Vec<Vec<f32>> = (0..1200).map(|_| n.units(16)).collect();
-    let mut out = [0.0; 16];
-    let mut all = Vec::new();
+    let halves: Vec<Vec<bf16>> = rows.iter().map(|r| hopper::round_row(r)).collect();
+    let (mut out, mut half_out) = ([0.0; 16], [bf16::ZERO; 16]);
+    let (mut all, mut half_all) = (Vec::new(), Vec::new());
     for (lo, hi) in [(0, 1), (0, 64), (3, 257), (0, 600), (100, 599)] {
         let (keys, values) = (|j: usize| &rows[j][..], |j: usize| &rows[600 + j][..]);
         attention::attend(&rows[0], keys, values, lo, hi, 3.0, &mut out);
         all.extend(out);
+        let (keys, values) = (|j: usize| &halves[j][..], |j: usize| &halves[600 + j][..]);
+        hopper::attend(&halves[0], keys, values, lo, hi, 3.0, &mut half_out);
+        half_all.extend(half_out.map(|x| x.to_f32()));
     }
-    assert_eq!(digest(&all), "bf25ca8920da");
+    let now = [digest(&all), digest(&half_all)];
+    assert_eq!(now, ["a792200e9f3d", "d7ac43f80909"]);
+}
+
+#[test]
+fn rows_of_hopper_bf16() {
+    let mut n = Numbers(32);
+    let mut all = Vec::new();
+    for len in [64, 96, 1024, 1032, 2560] {
+        let (x, w) = (n.units(len), n.units(len));
+        let x: Vec<f32> = hopper::round_row(&x).iter().map(|x| x.to_f32()).collect();
+        let mut y = vec![0.0; len];
+        hopper::rms_norm(&x, &w, 1e-6, &mut y);
+        all.extend(y);
+    }
+    for act in [math::silu, math::gelu_tanh] {
+        for bits in 0..=u16::MAX {
+            let y = hopper::gated(act, bf16::from_bits(bits), bf16::ONE);
+            all.push(y.to_f32());
+        }
+    }
+    assert_eq!(digest(&all), "b39d559466ae");
 }

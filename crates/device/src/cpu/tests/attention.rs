@@ -57,7 +57,7 @@ fn check_attention(
     let (outp, foldp) = (out.ptr(), folded.ptr());
     for i in (0..n).step_by(step) {
         let positions = step.min(n - i);
-        let ranges = end.div_ceil(256);
+        let ranges = end.div_ceil(512);
         let state = STATE_HEAD + width;
         let mut states = Floats::zeroed(positions * group * ranges * state);
         let states = states.ptr();
@@ -173,15 +173,19 @@ fn attention_equals_the_contract() {
                 (62, 1),
                 (63, 1),
                 (64, 1),
+                (127, 1),
+                (128, 1),
                 (255, 1),
-                (256, 1),
-                (575, 1),
+                (511, 1),
+                (512, 1),
+                (1087, 1),
                 (0, 70),
                 (60, 9),
-                (250, 12),
+                (120, 12),
                 (500, 17),
+                (1020, 6),
             ] {
-                for window in [None, Some(1), Some(40), Some(64), Some(300)] {
+                for window in [None, Some(1), Some(40), Some(64), Some(128), Some(600)] {
                     let hostile = rng.below(4) == 0;
                     check_attention(isa, &mut rng, d, group, start, n, window, hostile);
                 }

@@ -1,26 +1,32 @@
 //! A model's weights as the kernels want them.
 
 use super::CpuError;
-use super::attention::head_floats;
 use super::pack::Packed;
 use model::{LayerWeights, ModelConfig, Tensor, Weights};
 use std::sync::Arc;
 
+/// A matrix as some kernels read it.
+pub(crate) trait Pack {
+    fn pack(tensor: &Tensor) -> Self;
+    /// Memory it takes.
+    fn bytes(&self) -> usize;
+}
+
 /// A decoder layer.
-pub(crate) struct Layer {
+pub(crate) struct Layer<M = Packed> {
     pub attn_norm: Vec<f32>,
     /// q, k, v.
-    pub qkv: [Packed; 3],
+    pub qkv: [M; 3],
     /// Their biases.
     pub biases: [Option<Vec<f32>>; 3],
     pub q_norm: Option<Vec<f32>>,
     pub k_norm: Option<Vec<f32>>,
-    pub o: Packed,
+    pub o: M,
     pub post_attn_norm: Option<Vec<f32>>,
     pub ffn_norm: Vec<f32>,
-    pub gate: Packed,
-    pub up: Packed,
-    pub down: Packed,
+    pub gate: M,
+    pub up: M,
+    pub down: M,
     pub post_ffn_norm: Option<Vec<f32>>,
     /// Which of [`Model::rope`].
     pub rope: usize,
@@ -51,12 +57,12 @@ impl RopeTable {
 }
 
 /// All of it.
-pub(crate) struct Model {
+pub(crate) struct Model<M = Packed> {
     pub config: Arc<ModelConfig>,
     pub embed: Tensor,
-    pub layers: Vec<Layer>,
+    pub layers: Vec<Layer<M>>,
     pub final_norm: Vec<f32>,
-    pub lm_head: Packed,
+    pub lm_head: M,
     pub rope: Vec<RopeTable>,
 }
 
@@ -80,7 +86,7 @@ fn length(name: &str, v: Option<&Vec<f32>>, n: usize) -> Result<(), CpuError> {
     }
 }
 
-impl Model {
+impl<M: Pack> Model<M> {
     pub fn new(config: Arc<ModelConfig>, w: &Weights) -> Result<Self, CpuError> {
         let c = &*config;
         let bad = |why: String| Err(CpuError::Model(why));
@@ -143,16 +149,16 @@ impl Model {
             };
             layers.push(Layer {
                 attn_norm: l.attn_norm.clone(),
-                qkv: [&l.q, &l.k, &l.v].map(Packed::new),
+                qkv: [&l.q, &l.k, &l.v].map(M::pack),
                 biases: [l.q_bias.clone(), l.k_bias.clone(), l.v_bias.clone()],
                 q_norm: l.q_norm.clone(),
                 k_norm: l.k_norm.clone(),
-                o: Packed::new(&l.o),
+                o: M::pack(&l.o),
                 post_attn_norm: l.post_attn_norm.clone(),
                 ffn_norm: l.ffn_norm.clone(),
-                gate: Packed::new(&l.gate),
-                up: Packed::new(&l.up),
-                down: Packed::new(&l.down),
+                gate: M::pack(&l.gate),
+                up: M::pack(&l.up),
+                down: M::pack(&l.down),
                 post_ffn_norm: l.post_ffn_norm.clone(),
                 rope: index,
                 window: kind.window,
@@ -162,21 +168,16 @@ impl Model {
             embed: w.embed.clone(),
             layers,
             final_norm: w.final_norm.clone(),
-            lm_head: Packed::new(head),
+            lm_head: M::pack(head),
             rope,
             config,
         })
     }
 
-    /// Floats of one KV block of one layer.
-    pub fn block_floats(&self) -> usize {
-        self.config.kv_heads * head_floats(self.config.head_dim)
-    }
-
     pub fn packed_bytes(&self) -> usize {
-        let layer = |l: &Layer| {
+        let layer = |l: &Layer<M>| {
             let all = l.qkv.iter().chain([&l.o, &l.gate, &l.up, &l.down]);
-            all.map(Packed::bytes).sum::<usize>()
+            all.map(M::bytes).sum::<usize>()
         };
         self.layers.iter().map(layer).sum::<usize>() + self.lm_head.bytes()
     }

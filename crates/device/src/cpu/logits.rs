@@ -52,7 +52,7 @@ impl Step<'_> {
 }
 
 /// NUMERICS.md section 10 over one row.
-fn select(isa: Isa, z: &mut [f32], asked: &OutputRow) -> RowResult {
+pub(super) fn select(isa: Isa, z: &mut [f32], asked: &OutputRow) -> RowResult {
     // SAFETY: the path is available; kernels stay within the row.
     let Some(max) = (unsafe { isa.run(Canonical(&mut *z)) }) else {
         return RowResult {

@@ -6,6 +6,7 @@
 mod attend;
 mod attention;
 mod forward;
+pub mod hopper;
 mod isa;
 mod items;
 mod linear;
@@ -58,6 +59,31 @@ impl Default for CpuOptions {
     }
 }
 
+impl CpuOptions {
+    fn threads(&self) -> usize {
+        match self.threads {
+            0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
+            n => n,
+        }
+    }
+
+    /// Floats of one layer's KV pool, `block` of them a block.
+    fn pool_floats(&self, block: usize) -> Result<usize, CpuError> {
+        let blocks = self.kv_blocks;
+        let error = |why: &str| CpuError::KvPool {
+            blocks,
+            why: why.into(),
+        };
+        if blocks == 0 {
+            return Err(error("at least one block is needed"));
+        }
+        block
+            .checked_mul(blocks)
+            .filter(|&n| n < isize::MAX as usize / 64)
+            .ok_or_else(|| error("its size overflows"))
+    }
+}
+
 /// Why a CPU device could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum CpuError {
@@ -70,6 +96,9 @@ pub enum CpuError {
     /// Threads could not be started.
     #[error("could not start {0} worker threads: {1}")]
     Threads(usize, String),
+    /// Vendor launches were asked of a profile that has no vendor kernels here.
+    #[error("profile hopper-bf16 has no vendor kernels on a CPU, only contract kernels")]
+    NoVendorKernels,
     /// The KV pool is too large or empty.
     #[error("a KV pool of {blocks} blocks is not possible: {why}")]
     KvPool {
@@ -84,7 +113,9 @@ impl From<CpuError> for DeviceError {
     fn from(e: CpuError) -> Self {
         match e {
             CpuError::Threads(..) | CpuError::KvPool { .. } => DeviceError::Resource(e.to_string()),
-            CpuError::Isa(_) | CpuError::Model(_) => DeviceError::Unsupported(e.to_string()),
+            CpuError::Isa(_) | CpuError::Model(_) | CpuError::NoVendorKernels => {
+                DeviceError::Unsupported(e.to_string())
+            }
         }
     }
 }
@@ -110,23 +141,9 @@ impl CpuDevice {
         options: CpuOptions,
     ) -> Result<Self, CpuError> {
         let isa = Isa::choose(options.isa)?;
-        let threads = match options.threads {
-            0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
-            n => n,
-        };
         let model = Model::new(config, weights)?;
-        let pool_error = |why: &str| CpuError::KvPool {
-            blocks: options.kv_blocks,
-            why: why.into(),
-        };
-        if options.kv_blocks == 0 {
-            return Err(pool_error("at least one block is needed"));
-        }
-        let floats = model
-            .block_floats()
-            .checked_mul(options.kv_blocks)
-            .filter(|&n| n < isize::MAX as usize / 64)
-            .ok_or_else(|| pool_error("its size overflows"))?;
+        let c = &*model.config;
+        let floats = options.pool_floats(c.kv_heads * attention::head_floats(c.head_dim))?;
         let kv = model
             .layers
             .iter()
@@ -138,7 +155,7 @@ impl CpuDevice {
             vendor: options.vendor,
             kv_blocks: options.kv_blocks,
             kv,
-            team: Team::new(threads)?,
+            team: Team::new(options.threads())?,
             buffers: forward::Buffers::default(),
             times: timing::Times::default(),
         })
@@ -169,14 +186,19 @@ impl CpuDevice {
         self.times.take()
     }
 
-    fn check_blocks(&self, mut blocks: impl Iterator<Item = BlockId>) -> Result<(), DeviceError> {
-        match blocks.find(|&b| b as usize >= self.kv_blocks) {
-            None => Ok(()),
-            Some(b) => Err(DeviceError::InvalidPlan(format!(
-                "KV block {b} is outside the pool of {}",
-                self.kv_blocks
-            ))),
-        }
+    /// Floats of one KV block of one layer.
+    fn block_floats(&self) -> usize {
+        let c = &*self.model.config;
+        c.kv_heads * attention::head_floats(c.head_dim)
+    }
+}
+
+fn check_blocks(pool: usize, mut blocks: impl Iterator<Item = BlockId>) -> Result<(), DeviceError> {
+    match blocks.find(|&b| b as usize >= pool) {
+        None => Ok(()),
+        Some(b) => Err(DeviceError::InvalidPlan(format!(
+            "KV block {b} is outside the pool of {pool}"
+        ))),
     }
 }
 
@@ -222,8 +244,8 @@ impl Device for CpuDevice {
     }
 
     fn copy_blocks(&mut self, pairs: &[(BlockId, BlockId)]) -> Result<(), DeviceError> {
-        self.check_blocks(pairs.iter().flat_map(|p| [p.0, p.1]))?;
-        let size = self.model.block_floats();
+        check_blocks(self.kv_blocks, pairs.iter().flat_map(|p| [p.0, p.1]))?;
+        let size = self.block_floats();
         for layer in &mut self.kv {
             let pool = layer.ptr();
             for &(from, to) in pairs {
@@ -241,8 +263,8 @@ impl Device for CpuDevice {
     }
 
     fn fill_blocks(&mut self, blocks: &[BlockId], value: f32) -> Result<(), DeviceError> {
-        self.check_blocks(blocks.iter().copied())?;
-        let size = self.model.block_floats();
+        check_blocks(self.kv_blocks, blocks.iter().copied())?;
+        let size = self.block_floats();
         for layer in &mut self.kv {
             let pool = layer.ptr();
             for &b in blocks {

@@ -129,8 +129,13 @@ impl Packed {
     pub fn unit(&self, unit: usize) -> *const u8 {
         self.data.bytes()[unit * self.unit_bytes..].as_ptr()
     }
+}
 
-    pub fn bytes(&self) -> usize {
+impl super::load::Pack for Packed {
+    fn pack(tensor: &Tensor) -> Self {
+        Self::new(tensor)
+    }
+    fn bytes(&self) -> usize {
         self.data.len
     }
 }

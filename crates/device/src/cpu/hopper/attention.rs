@@ -5,7 +5,7 @@
 //! then the chains of [`super::product`]; a row is one (position, query head).
 //!
 //! Keys a row does not see are dropped by selection. Values are read only from the first to the last position that some
-//! row of the item sees: those are finite, since nothing else is ever stored.
+//! row of the item sees: those are finite, since a position whose key or value is not is stored as NaN and +0.
 
 use super::ex2::{BUCKETS, exp2};
 use super::lanes::{Kernel, Lanes, leading_24};
@@ -14,19 +14,13 @@ use super::rows::{put, put_tail, round};
 use crate::cpu::simd::LANES;
 use crate::plan::{BLOCK_TOKENS, BlockId};
 use half::bf16;
+use numerics::attention::{CHUNK, power, tile};
 use numerics::k16::k16_step;
 
-/// Positions of an absolute chunk.
-pub(crate) const CHUNK: usize = 512;
 /// The longest tile.
 const LONGEST: usize = 128;
 /// Rows an item has at most.
 pub(crate) const ITEM_ROWS: usize = 48;
-
-/// Keys of a tile.
-pub(crate) fn tile_keys(head_dim: usize) -> usize {
-    if head_dim > 128 { 64 } else { LONGEST }
-}
 
 /// bf16 of one head's keys in a block.
 pub(crate) fn keys_len(head_dim: usize) -> usize {
@@ -171,15 +165,23 @@ impl Kernel for Attend<'_> {
                     continue;
                 }
                 self.scratch.chunk.clear(rows, width);
-                let tile = tile_keys(self.head_dim);
-                for first in (lo / tile * tile..hi).step_by(tile) {
+                let keys = tile(self.head_dim);
+                for first in (lo / keys * keys..hi).step_by(keys) {
                     self.tile::<S>(first, rows, range);
                 }
                 for r in 0..rows {
                     let (a, b) = self.visible(r, range);
-                    if a < b && !matches!(self.sink, Sink::State { .. }) {
-                        let s = &mut *self.scratch;
-                        let columns = r * width..(r + 1) * width;
+                    if a >= b {
+                        continue;
+                    }
+                    let s = &mut *self.scratch;
+                    let columns = r * width..(r + 1) * width;
+                    if !s.chunk.max[r].is_finite() {
+                        s.chunk.max[r] = 0.0;
+                        s.chunk.sum[r] = f32::NAN;
+                        s.chunk.out[columns.clone()].fill(f32::NAN);
+                    }
+                    if !matches!(self.sink, Sink::State { .. }) {
                         merge::<S>(
                             (&mut s.total.max[r], &mut s.total.sum[r]),
                             &mut s.total.out[columns.clone()],
@@ -212,7 +214,7 @@ impl Attend<'_> {
     #[inline(always)]
     unsafe fn tile<S: Lanes>(&mut self, first: usize, rows: usize, chunk: (usize, usize)) {
         let d = self.head_dim;
-        let range = (first.max(chunk.0), (first + tile_keys(d)).min(chunk.1));
+        let range = (first.max(chunk.0), (first + tile(d)).min(chunk.1));
         let (lo, hi) = (self.visible(0, range).0, self.visible(rows - 1, range).1);
         if lo >= hi {
             return;
@@ -223,10 +225,11 @@ impl Attend<'_> {
             for panel in lo / PANEL..hi.div_ceil(PANEL) {
                 let keys = self.block(first + panel * PANEL);
                 let half = panel % (BLOCK_TOKENS / PANEL);
+                let keys = keys.add(half * PANEL * d.next_multiple_of(STEP));
                 Chains {
-                    w: keys.add(half * PANEL * d.next_multiple_of(STEP)),
-                    // Only keys nobody sees may not be: their lanes are dropped.
-                    finite: true,
+                    w: keys,
+                    // A key that is not finite is NaN throughout; nobody sees others.
+                    finite: !any_not_finite::<S>(keys),
                     skip: 0,
                     columns: d,
                     steps: steps(d),
@@ -387,6 +390,19 @@ impl Attend<'_> {
     }
 }
 
+/// Whether one of a panel's first 32 weights is infinite or NaN.
+#[inline(always)]
+unsafe fn any_not_finite<S: Lanes>(w: *const u16) -> bool {
+    // SAFETY: the caller vouches for a column.
+    unsafe {
+        let w = S::w_load(w);
+        let top = S::j_splat(254);
+        let first = S::j_lt(top, S::exponent(S::w_first(w)));
+        let second = S::j_lt(top, S::exponent(S::w_second(w)));
+        S::any(first) || S::any(second)
+    }
+}
+
 /// bf16(O · (1 / L)) into elements `at..` of a prepared row of `width`.
 #[inline(always)]
 unsafe fn result(o: &[f32], sum: f32, out: *mut f32, at: usize, width: usize) {
@@ -399,18 +415,6 @@ unsafe fn result(o: &[f32], sum: f32, out: *mut f32, at: usize, width: usize) {
         if at + o.len() == width {
             put_tail(out, width);
         }
-    }
-}
-
-/// 2^e for integers e ≤ 0; +0 below −126; NaN for NaN.
-#[inline(always)]
-fn power(e: f32) -> f32 {
-    if e < -126.0 {
-        0.0
-    } else if e.is_nan() {
-        e
-    } else {
-        f32::from_bits(((e as i32 + 127) as u32) << 23)
     }
 }
 

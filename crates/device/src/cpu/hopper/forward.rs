@@ -15,7 +15,6 @@ use crate::cpu::team::Worker;
 use crate::cpu::timing::Clock;
 use crate::plan::{BLOCK_TOKENS, Launch, RowResult, Segment};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Rows whose logits are computed together: bounds their memory.
 pub(super) const LOGIT_ROWS: usize = 48;
@@ -64,8 +63,6 @@ struct Step<'a> {
     activation: &'a [u16],
     segments: &'a [Segment],
     rows: Vec<Row>,
-    /// Rows that wrote a key or value that is not finite.
-    broken: Vec<AtomicBool>,
     items: Vec<Item>,
     /// Chunks of a row where attention's items hold one chunk each and are folded afterwards.
     split: Option<usize>,
@@ -139,7 +136,6 @@ impl HopperEmulation {
             activation: &self.activation,
             segments: &launch.segments,
             results: outputs.iter().map(|_| Mutex::new(None)).collect(),
-            broken: rows.iter().map(|_| AtomicBool::new(false)).collect(),
             rows,
             items,
             split,
@@ -200,7 +196,7 @@ fn items_of(
         for i in (0..n).step_by(step) {
             let positions = step.min(n - i);
             let position = s.start + i;
-            let to = (position + positions).div_ceil(attention::CHUNK);
+            let to = (position + positions).div_ceil(numerics::attention::CHUNK);
             widest = widest.max(to);
             items.extend((0..c.kv_heads).map(|kv_head| Item {
                 segment,
@@ -410,63 +406,51 @@ impl Step<'_> {
     fn rotate_and_store(&self, w: &Worker, layer: &Layer<Matrix>, pool: Ptr) {
         let c = &*self.model.config;
         let d = c.head_dim;
+        let group = c.heads / c.kv_heads;
         let rope = &self.model.rope[layer.rope];
         let stride = qkv_stride(self.model);
-        let heads = [c.heads, c.kv_heads, c.kv_heads];
-        let all = c.heads + 2 * c.kv_heads;
-        w.each(self.rows.len(), 4, |from, to| {
-            for r in from..to {
+        let widths = layer.qkv.each_ref().map(|m| m.panels * PANEL);
+        let columns = [0, widths[0], widths[0] + widths[1]];
+        let norms = [layer.q_norm.as_deref(), layer.k_norm.as_deref(), None];
+        let grain = (self.rows.len() * c.kv_heads / 16).clamp(1, 8 * c.kv_heads);
+        w.each(self.rows.len() * c.kv_heads, grain, |from, to| {
+            for i in from..to {
+                let (r, kv_head) = (i / c.kv_heads, i % c.kv_heads);
                 let row = self.rows[r];
                 let pairs = row.position * (d / 2)..(row.position + 1) * (d / 2);
-                let block = self.segments[row.segment].blocks[row.position / BLOCK_TOKENS] as usize;
-                let slot = row.position % BLOCK_TOKENS;
-                for i in 0..all {
-                    let (part, head) = if i < c.heads {
-                        (0, i)
-                    } else {
-                        (1 + (i - c.heads) / c.kv_heads, (i - c.heads) % c.kv_heads)
-                    };
-                    let first: usize = heads[..part]
-                        .iter()
-                        .map(|h| (h * d).next_multiple_of(PANEL))
-                        .sum();
-                    // SAFETY: rows belong to one item; slices of equal lengths; the slot of the block is this row's.
+                let (cos, sin) = (&rope.cos[pairs.clone()], &rope.sin[pairs]);
+                // q, k or v of a head, done; and whether it is finite.
+                let done = |part: usize, head: usize| {
+                    let bias = layer.biases[part].as_ref();
+                    let bias = bias.map(|b| &b[head * d..(head + 1) * d]);
+                    let norm = norms[part].map(|w| (w, c.norm_eps));
+                    // SAFETY: each head of a row belongs to one item; slices of head_dim and its half.
                     unsafe {
-                        let x = self.qkv.slice_mut(r * stride + first + head * d, d);
-                        let bias = layer.biases[part].as_ref();
-                        let bias = bias.map(|b| &b[head * d..(head + 1) * d]);
+                        let x = self.qkv.slice_mut(r * stride + columns[part] + head * d, d);
                         let mut finite = run(self.isa, Round { x: &mut *x, bias });
                         if part < 2 {
-                            let norm = if part == 0 {
-                                &layer.q_norm
-                            } else {
-                                &layer.k_norm
-                            };
-                            let kernel = Rotate {
-                                x: &mut *x,
-                                norm: norm.as_deref().map(|w| (w, c.norm_eps)),
-                                cos: &rope.cos[pairs.clone()],
-                                sin: &rope.sin[pairs.clone()],
-                            };
-                            finite = run(self.isa, kernel);
+                            let x = &mut *x;
+                            finite = run(self.isa, Rotate { x, norm, cos, sin });
                         }
-                        if part == 0 {
-                            continue;
-                        }
-                        if !finite {
-                            self.broken[r].store(true, Ordering::Relaxed);
-                        }
-                        let cache = pool.0.cast::<u16>();
-                        let cache = cache.add((block * c.kv_heads + head) * attention::head_len(d));
-                        for (i, &x) in x.iter().enumerate() {
-                            let at = if part == 1 {
-                                attention::key_at(d, slot, i)
-                            } else {
-                                attention::value_at(d, slot, i)
-                            };
-                            let x = if x.is_finite() { x } else { 0.0 };
-                            *cache.add(at) = (x.to_bits() >> 16) as u16;
-                        }
+                        (&*x, finite)
+                    }
+                };
+                for g in 0..group {
+                    done(0, kv_head * group + g);
+                }
+                let ((k, k_finite), (v, v_finite)) = (done(1, kv_head), done(2, kv_head));
+                let finite = k_finite && v_finite;
+                let block = self.segments[row.segment].blocks[row.position / BLOCK_TOKENS] as usize;
+                let slot = row.position % BLOCK_TOKENS;
+                let head = (block * c.kv_heads + kv_head) * attention::head_len(d);
+                // SAFETY: the block lies in the pool, and this slot of this head is written by this item alone.
+                unsafe {
+                    let cache = pool.0.cast::<u16>().add(head);
+                    for (i, (k, v)) in k.iter().zip(v).enumerate() {
+                        // Whoever sees a position that is not finite gets NaN; whoever does not gets nothing of it.
+                        let (k, v) = if finite { (*k, *v) } else { (f32::NAN, 0.0) };
+                        *cache.add(attention::key_at(d, slot, i)) = (k.to_bits() >> 16) as u16;
+                        *cache.add(attention::value_at(d, slot, i)) = (v.to_bits() >> 16) as u16;
                     }
                 }
             }
@@ -572,13 +556,10 @@ impl Step<'_> {
             }];
             self.products(w, local, &list, self.normed, outputs.len());
             w.each(outputs.len(), 1, |i, _| {
-                let (r, segment, place) = outputs[i];
+                let (_, segment, place) = outputs[i];
                 let asked = &self.segments[segment].outputs[place];
                 // SAFETY: each item has its own row.
                 let z = unsafe { self.logits.slice_mut(i * stride, c.vocab_size) };
-                if self.broken[r].load(Ordering::Relaxed) {
-                    z.fill(f32::NAN);
-                }
                 let result = select(self.isa, z, asked);
                 let slot = &self.results[batch * LOGIT_ROWS + i];
                 *slot.lock().unwrap_or_else(|e| e.into_inner()) = Some(result);

@@ -10,6 +10,7 @@ use super::rows;
 use crate::cpu::Isa;
 use crate::plan::BLOCK_TOKENS;
 use model::config::Activation;
+use numerics::attention::Partial;
 use rayon::prelude::*;
 
 /// Sixteen-fold words back to a plain row.
@@ -131,9 +132,9 @@ pub fn gate(isa: Isa, activation: Activation, gate: &[f32], up: &[f32]) -> Vec<f
 pub struct Attention<'a> {
     /// `[positions][heads][head_dim]`; the first is at position `start`.
     pub q: &'a [f32],
-    /// `[keys][kv_heads][head_dim]`, at least up to the last query's position; finite.
+    /// `[keys][kv_heads][head_dim]`, at least up to the last query's position.
     pub k: &'a [f32],
-    /// As `k`.
+    /// As `k`; finite.
     pub v: &'a [f32],
     /// Query heads.
     pub heads: usize,
@@ -147,17 +148,6 @@ pub struct Attention<'a> {
     pub window: Option<usize>,
     /// attn_scale · log2 e.
     pub scale: f32,
-}
-
-/// One chunk's part of a row's attention.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Chunk {
-    /// M.
-    pub max: f32,
-    /// L.
-    pub sum: f32,
-    /// O.
-    pub out: Vec<f32>,
 }
 
 impl Attention<'_> {
@@ -178,7 +168,7 @@ impl Attention<'_> {
     }
 
     /// `[positions][heads]` of chunk `chunk` alone; `None` where a row sees none of its keys.
-    pub fn chunk(&self, isa: Isa, chunk: usize) -> Vec<Option<Chunk>> {
+    pub fn chunk(&self, isa: Isa, chunk: usize) -> Vec<Option<Partial>> {
         let state = STATE_HEAD + attention::padded(self.head_dim);
         let positions = self.q.len() / (self.heads * self.head_dim);
         let mut out = vec![0f32; positions * self.heads * state];
@@ -192,7 +182,7 @@ impl Attention<'_> {
         });
         out.chunks(state)
             .map(|s| {
-                (s[0] != 0.0).then(|| Chunk {
+                (s[0] != 0.0).then(|| Partial {
                     max: s[1],
                     sum: s[2],
                     out: s[STATE_HEAD..][..self.head_dim].to_vec(),
@@ -202,7 +192,7 @@ impl Attention<'_> {
     }
 
     fn each(&self, isa: Isa, positions: usize, sink: impl FnMut(usize, usize) -> Sink) {
-        let chunks = (self.start + positions).div_ceil(attention::CHUNK);
+        let chunks = (self.start + positions).div_ceil(numerics::attention::CHUNK);
         self.parts(isa, positions, 0..chunks, sink);
     }
 

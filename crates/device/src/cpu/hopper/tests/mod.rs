@@ -1,6 +1,7 @@
 //! The emulation against the scalar contract.
 
 mod attention;
+mod device;
 mod product;
 mod rows;
 

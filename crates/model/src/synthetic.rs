@@ -34,12 +34,12 @@ pub enum SyntheticError {
 /// A synthetic model: which shape, which weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Synthetic {
-    shape: &'static Shape,
+    shape: Shape,
     /// Key of the generator.
     pub seed: u64,
 }
 
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Shape {
     name: &'static str,
     vocab_size: usize,
@@ -54,7 +54,8 @@ struct Shape {
 }
 
 /// Every shape there is. `tiny-llama`'s feed-forward width is a multiple of 32 and not of 128, `tiny-llama-k`'s widths
-/// are multiples of 256 so that every GGUF format can hold it.
+/// are multiples of 256 so that every GGUF format can hold it. `tiny-llama`'s context leaves room for prompts and answers
+/// past 4096 tokens.
 const SHAPES: &[Shape] = &[
     Shape {
         name: "tiny-llama",
@@ -65,7 +66,7 @@ const SHAPES: &[Shape] = &[
         heads: 4,
         kv_heads: 2,
         head_dim: 16,
-        context: 2048,
+        context: 16_384,
         theta: 10_000,
     },
     Shape {
@@ -113,7 +114,17 @@ impl Synthetic {
             given: crate::gguf::shown(name),
             allowed: Self::names().join(", "),
         })?;
-        Ok(Self { shape, seed })
+        Ok(Self {
+            shape: *shape,
+            seed,
+        })
+    }
+
+    /// The same with other head counts, for tests of how many query heads share a key/value head; the name stays.
+    pub fn with_heads(mut self, heads: usize, kv_heads: usize) -> Self {
+        self.shape.heads = heads;
+        self.shape.kv_heads = kv_heads;
+        self
     }
 
     /// The names [`Synthetic::parse`] knows.
@@ -128,7 +139,7 @@ impl Synthetic {
 
     /// The configuration.
     pub fn config(&self) -> ModelConfig {
-        let s = self.shape;
+        let s = &self.shape;
         let rope = Rope {
             theta: f64::from(s.theta),
             scaling: RopeScaling::None,
@@ -152,7 +163,7 @@ impl Synthetic {
 
     /// All weights: matrices in bf16, norms in f32, tied head.
     pub fn weights(&self) -> Weights {
-        let s = self.shape;
+        let s = &self.shape;
         let mut g = Generator {
             seed: self.seed,
             tensor: 0,

@@ -4,40 +4,6 @@ use crate::support::*;
 use engine::{EngineConfig, Protection, Request};
 
 #[test]
-fn every_batch_size_up_to_256_gives_the_solo_bits() {
-    let host = host();
-    for (len, sizes) in [
-        (1, (1..=256).collect::<Vec<usize>>()),
-        (
-            17,
-            vec![
-                2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 254, 255, 256,
-            ],
-        ),
-        (
-            513,
-            vec![2, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 255, 256],
-        ),
-    ] {
-        let target = greedy(1, len, 4);
-        let alone = solo(&host, &target).trace;
-        for n in sizes {
-            let mut all = vec![target.clone()];
-            all.extend((1..n).map(|i| greedy(100 + i as u64, 1 + i % 3, 6)));
-            // The target's row moves through the batch.
-            let place = n * 5 / 7;
-            all.swap(0, place);
-            let traces = together(&host, wide(), &all);
-            assert_same(
-                &alone,
-                &traces[place],
-                &format!("{n} requests, prompt of {len}"),
-            );
-        }
-    }
-}
-
-#[test]
 fn batches_around_8_give_the_solo_bits() {
     let host = host();
     let requests: Vec<Request> = (0..10)
@@ -242,25 +208,4 @@ fn unprotected_and_protected_requests_share_an_engine() {
         &together(&host, wide(), &all)[0],
         "among unprotected requests",
     );
-}
-
-#[test]
-fn thirty_shuffled_prompts_in_batches_of_12_and_16() {
-    let host = host();
-    let requests: Vec<Request> = (0..30)
-        .map(|i| greedy(i, 5 + 7 * i as usize, 160))
-        .collect();
-    let alone: Vec<_> = requests.iter().map(|r| solo(&host, r).trace).collect();
-    for batch in [12, 16] {
-        let config = EngineConfig {
-            max_running: batch,
-            ..EngineConfig::default()
-        };
-        // 7 and 30 have no common factor, so this visits every prompt once.
-        let order: Vec<usize> = (0..30).map(|i| (i * 7 + batch) % 30).collect();
-        let shuffled: Vec<Request> = order.iter().map(|&i| requests[i].clone()).collect();
-        for (trace, &i) in together(&host, config, &shuffled).iter().zip(&order) {
-            assert_same(&alone[i], trace, &format!("batches of {batch}, prompt {i}"));
-        }
-    }
 }

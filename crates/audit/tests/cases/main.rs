@@ -4,7 +4,9 @@
 mod batch;
 mod cache;
 mod check;
+mod long;
 mod machine;
 mod sampling;
 mod scoring;
+mod sizes;
 mod support;

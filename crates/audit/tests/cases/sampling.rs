@@ -42,11 +42,7 @@ fn four_seeds_keep_their_answers_in_every_order() {
     let requests: Vec<Request> = (0..4).map(|s| seeded(greedy(2, 21, 40), s)).collect();
     let alone: Vec<_> = requests.iter().map(|r| solo(&host, r).trace).collect();
     for code in 0..24 {
-        let mut rest: Vec<usize> = (0..4).collect();
-        let order: Vec<usize> = [6, 2, 1, 1]
-            .iter()
-            .map(|d| rest.remove(code / d % rest.len()))
-            .collect();
+        let order = order(4, code);
         let all: Vec<Request> = order.iter().map(|&i| requests[i].clone()).collect();
         for (trace, &i) in together(&host, wide(), &all).iter().zip(&order) {
             assert_same(&alone[i], trace, &format!("order {order:?}, seed {i}"));

@@ -74,6 +74,59 @@ fn eight_overlapping_prompts_score_alike_in_any_order() {
     }
 }
 
+/// Eight prompts that begin alike, scored from where the first KV block ends: all but the first to run find that block
+/// in the cache.
+fn overlapping() -> Vec<Request> {
+    let text = prompt(9, 73);
+    let one = |i: usize| Request {
+        prompt_rows_from: Some(64),
+        ..score(text[..66 + i].to_vec())
+    };
+    (0..8).map(one).collect()
+}
+
+/// Scores `requests` in all orders, two at a time, and compares each with itself alone.
+fn score_in_all_orders(requests: &[Request]) {
+    let host = host_with(1, None, 20);
+    let n = requests.len();
+    let alone: Vec<_> = requests
+        .iter()
+        .map(|r| solo(&host, r).prompt_rows)
+        .collect();
+    let config = EngineConfig {
+        max_running: 2,
+        poison_freed: vec![f32::NAN],
+        ..EngineConfig::default()
+    };
+    for code in 0..(1..=n).product() {
+        let order = order(n, code);
+        let mut run = Run::new(&host, config.clone());
+        let ids: Vec<_> = order.iter().map(|&i| run.submit(&requests[i])).collect();
+        run.finish();
+        let mut hits = 0;
+        for (id, &i) in ids.iter().zip(&order) {
+            hits += usize::from(run.trace(*id).cached_tokens > 0);
+            assert_same_rows(
+                &alone[i],
+                &run.records[id].prompt_rows,
+                &format!("order {order:?}, prompt {i}"),
+            );
+        }
+        assert_eq!(hits, n - 2, "order {order:?}");
+    }
+}
+
+#[test]
+fn six_overlapping_prompts_score_alike_in_all_720_orders() {
+    score_in_all_orders(&overlapping()[..6]);
+}
+
+#[test]
+#[ignore = "minutes; make soak runs it"]
+fn soak_eight_overlapping_prompts_score_alike_in_all_40320_orders() {
+    score_in_all_orders(&overlapping());
+}
+
 #[test]
 fn scoring_327_tokens_whole_equals_chunks_of_255() {
     let host = host();

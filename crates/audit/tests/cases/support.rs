@@ -3,7 +3,8 @@
 use audit::{Host, Trace, TraceStep, compare};
 use device::cpu::{CpuDevice, CpuOptions, Isa};
 use engine::{Engine, EngineConfig, Event, ModelFacts, Protection, Request, RequestId, Row};
-use model::{Model, ModelSource};
+use model::synthetic::Synthetic;
+use model::{Model, ModelConfig, ModelSource, Weights};
 use numerics::Profile;
 use numerics::sample::SamplingParams;
 use std::collections::HashMap;
@@ -20,19 +21,32 @@ pub fn tiny() -> &'static Model {
 
 /// The tiny model on a device.
 pub fn host_with(threads: usize, isa: Option<Isa>, kv_blocks: usize) -> Host {
-    let model = tiny();
     let options = CpuOptions {
         threads,
         isa,
         kv_blocks,
         vendor: true,
     };
-    let device =
-        CpuDevice::load(Arc::clone(&model.config), &model.weights, options).expect("loads");
-    Host::new(
-        Box::new(device),
-        ModelFacts::new(&model.config, Profile::IeeeF32),
-    )
+    load(&tiny().config, &tiny().weights, options)
+}
+
+/// The tiny model with two key/value heads and `group` query heads for each.
+pub fn grouped_host(group: usize) -> Host {
+    let model = Synthetic::parse("tiny-llama@7")
+        .expect("a known name")
+        .with_heads(2 * group, 2);
+    let options = CpuOptions {
+        threads: 1,
+        isa: None,
+        kv_blocks: 200,
+        vendor: false,
+    };
+    load(&Arc::new(model.config()), &model.weights(), options)
+}
+
+fn load(config: &Arc<ModelConfig>, weights: &Weights, options: CpuOptions) -> Host {
+    let device = CpuDevice::load(Arc::clone(config), weights, options).expect("loads");
+    Host::new(Box::new(device), ModelFacts::new(config, Profile::IeeeF32))
 }
 
 /// The usual device: room for everything a test does, two threads.
@@ -60,6 +74,17 @@ pub fn seeded(request: Request, seed: u64) -> Request {
         },
         ..request
     }
+}
+
+/// Order number `code`, of n!, of n things.
+pub fn order(n: usize, mut code: usize) -> Vec<usize> {
+    let mut rest: Vec<usize> = (0..n).collect();
+    let mut take = |left: usize| {
+        let at = code % left;
+        code /= left;
+        rest.remove(at)
+    };
+    (1..=n).rev().map(|left| take(left)).collect()
 }
 
 /// Limits for many requests at once.

@@ -73,8 +73,10 @@ fn json_has_every_step_with_its_top_20_and_bits() {
 #[test]
 fn a_restart_gives_the_same_answer() {
     let first = report(&["--max-tokens", "40"]);
-    for _ in 0..3 {
-        assert_eq!(report(&["--max-tokens", "40"])["choices"], first["choices"]);
+    for _ in 0..5 {
+        let again = report(&["--max-tokens", "40"]);
+        assert_eq!(again["choices"], first["choices"]);
+        assert_eq!(again["numerics_id"], first["numerics_id"]);
     }
     for threads in ["1", "2", "3"] {
         let other = report(&["--max-tokens", "40", "--threads", threads]);
@@ -92,6 +94,53 @@ fn a_restart_gives_the_same_answer() {
         let other: Value = serde_json::from_str(&ran.out).expect("JSON");
         assert_eq!(other["choices"], first["choices"], "{isa}");
     }
+}
+
+/// One process answers the same request three times, the first without and the others with a warm cache.
+#[test]
+fn three_calls_after_a_start_and_three_after_a_restart_give_one_answer() {
+    let folder = folder();
+    let ids: Vec<u64> = (0..150).map(|i| i * 37 % 512).collect();
+    let record = serde_json::json!({"prompt_ids": ids, "max_tokens": 40});
+    let calls = file(&folder, "calls.jsonl", format!("{record}\n").repeat(3));
+    let one_at_a_time = file(&folder, "settings.toml", "max_running = 1\n");
+    let start = || -> Vec<Value> {
+        let input = ["generate", "--model", TINY, "--input", &calls, "--json"];
+        let ran = run(&[&input[..], &["--config", &one_at_a_time]].concat());
+        assert_eq!(ran.code, 0, "{}", ran.err);
+        let parse = |line: &str| serde_json::from_str(line).expect("a JSON line");
+        ran.out.lines().map(parse).collect()
+    };
+    let first = start();
+    assert_eq!(first.len(), 3);
+    assert_eq!(first[0]["steps"].as_array().map(Vec::len), Some(40));
+    for answer in start().iter().chain(&first) {
+        assert_eq!(answer["steps"], first[0]["steps"]);
+    }
+}
+
+#[test]
+fn the_seed_in_force_is_reported() {
+    let folder = folder();
+    let input = file(
+        &folder,
+        "in.jsonl",
+        "{\"prompt_ids\": [1], \"max_tokens\": 1, \"seed\": 8}\n{\"prompt_ids\": [1], \"max_tokens\": 1}\n",
+    );
+    assert_eq!(report(&["--max-tokens", "1"])["sampling"]["seed"], 0);
+    let seeded = report(&["--max-tokens", "1", "--seed", "18446744073709551615"]);
+    assert_eq!(seeded["sampling"]["seed"], u64::MAX);
+    let ran = run(&[
+        "generate", "--model", TINY, "--input", &input, "--seed", "5",
+    ]);
+    let mut seeds: Vec<u64> = ran
+        .out
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).expect("a JSON line"))
+        .filter_map(|answer| answer["sampling"]["seed"].as_u64())
+        .collect();
+    seeds.sort_unstable();
+    assert_eq!(seeds, [5, 8]);
 }
 
 #[test]

@@ -1,9 +1,12 @@
 //! Black-box tests: the built command on the tiny synthetic model and, where it is at hand, on the default model.
 
 mod bad_input;
+mod bad_models;
 mod batch;
+mod combinations;
 mod commands;
 mod generate;
 mod pull;
 mod real;
 mod support;
+mod worded;

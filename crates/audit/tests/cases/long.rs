@@ -33,8 +33,8 @@ fn thirty_prompts(tokens: usize) {
 }
 
 #[test]
-fn thirty_shuffled_prompts_of_1024_tokens_in_batches_of_12_and_16() {
-    thirty_prompts(1024);
+fn thirty_shuffled_prompts_of_2048_tokens_in_batches_of_12_and_16() {
+    thirty_prompts(2048);
 }
 
 #[test]

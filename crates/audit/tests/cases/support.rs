@@ -79,12 +79,12 @@ pub fn seeded(request: Request, seed: u64) -> Request {
 /// Order number `code`, of n!, of n things.
 pub fn order(n: usize, mut code: usize) -> Vec<usize> {
     let mut rest: Vec<usize> = (0..n).collect();
-    let mut take = |left: usize| {
+    let take = |left: usize| {
         let at = code % left;
         code /= left;
         rest.remove(at)
     };
-    (1..=n).rev().map(|left| take(left)).collect()
+    (1..=n).rev().map(take).collect()
 }
 
 /// Limits for many requests at once.

@@ -69,7 +69,7 @@ impl Choice {
         let chosen = FACTORS.iter().zip(&self.0).map(|(f, &value)| match f.name {
             "source" if jsonl => 4,
             // Text and ids of one prompt are told apart by the model.
-            "source" if self.get("model") == "worded" && self.get("turn") != "" => 1,
+            "source" if self.get("model") == "worded" && !self.get("turn").is_empty() => 1,
             "output" | "protection" | "threads" | "isa" | "memory" | "limits" | "cache"
             | "voice" => 0,
             "source" => 0,

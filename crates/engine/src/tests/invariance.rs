@@ -271,6 +271,34 @@ fn scores_do_not_depend_on_the_order_of_requests() {
 }
 
 #[test]
+fn eight_overlapping_scores_agree_in_all_40320_orders() {
+    // Scored from where the first block ends: all but the first to run find that block in the cache.
+    let text = prompt(7, 72);
+    let requests: Vec<Request> = (0..8)
+        .map(|i| {
+            let mut request = invariant(0, 1, 0);
+            request.prompt = text[..65 + i].to_vec();
+            request.prompt_rows_from = Some(64);
+            request
+        })
+        .collect();
+    let alone: Vec<Answer> = requests.iter().map(solo).collect();
+    let config = EngineConfig {
+        max_running: 2,
+        poison_freed: vec![f32::NAN],
+        ..EngineConfig::default()
+    };
+    for order in orders(8) {
+        let (mut engine, _) = fake_engine(8, config.clone());
+        let shuffled: Vec<Request> = order.iter().map(|&i| requests[i].clone()).collect();
+        for (answer, i) in together(&mut engine, &shuffled).iter().zip(order.iter()) {
+            assert_eq!(*answer, alone[*i], "order {order:?}, request {i}");
+        }
+        assert_eq!(engine.stats().cache_hits, 6);
+    }
+}
+
+#[test]
 fn concurrency_1_to_20_gives_one_answer() {
     let request = invariant(11, 33, 12);
     let alone = solo(&request);

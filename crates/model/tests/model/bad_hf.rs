@@ -302,7 +302,8 @@ fn tensors_that_are_not_the_model_are_refused() {
 #[test]
 fn malformed_safetensors_are_refused() {
     let add = |bytes: Vec<u8>| {
-        let message = refused(|| Checkpoint::default().add("m.safetensors", Arc::new(bytes)));
+        let message =
+            refused(|| Checkpoint::default().add("m.safetensors", Arc::new(bytes.clone())));
         assert!(
             message.starts_with("m.safetensors: not a valid safetensors file: "),
             "{message}"
@@ -349,7 +350,7 @@ fn malformed_safetensors_are_refused() {
     );
     let mut twice = Checkpoint::default();
     twice.add("1.safetensors", Arc::new(valid.clone())).unwrap();
-    let message = refused(|| twice.add("2.safetensors", Arc::new(valid)));
+    let message = refused(|| twice.add("2.safetensors", Arc::new(valid.clone())));
     assert_eq!(
         message,
         "2.safetensors: tensor \"a\" is in another file too, allowed: once"
@@ -360,7 +361,7 @@ fn malformed_safetensors_are_refused() {
     let bytes = testing::safetensors_file(&integers.tensors);
     let text = String::from_utf8_lossy(&bytes[8..header]).replacen("\"F32\"", "\"U32\"", 1);
     let file = [&bytes[..8], text.as_bytes(), &bytes[header..]].concat();
-    let message = refused(|| load_parts(integers.config.to_string().as_bytes(), file));
+    let message = refused(|| load_parts(integers.config.to_string().as_bytes(), file.clone()));
     let expected = "tensor \"model.layers.0.input_layernorm.weight\" is stored as U32, allowed: F32, F16, BF16";
     assert_eq!(message, expected);
 }

@@ -1,6 +1,7 @@
 //! Loading models: every format, and what must be refused.
 
 mod bad_gguf;
+mod bad_gguf_model;
 mod bad_hf;
 mod corpus;
 mod fixture;

@@ -2,6 +2,7 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::time::{Duration, Instant};
 
 struct Watching;
 
@@ -44,26 +45,28 @@ pub fn largest_allocation<T>(f: impl FnOnce() -> T) -> (usize, T) {
     (LARGEST.get(), out)
 }
 
-/// The message `f` refuses its input with, which has to be one short line, given quickly and without an allocation above
-/// 16 MiB.
-pub fn refused<T, E: std::fmt::Display>(f: impl FnOnce() -> Result<T, E>) -> String {
-    let start = std::time::Instant::now();
-    let (largest, result) = largest_allocation(f);
-    let Err(error) = result else {
-        panic!("accepted, but should be refused");
-    };
-    let message = error.to_string();
-    // Milliseconds on a free core; a busy machine may hold a thread up for seconds.
-    assert!(
-        start.elapsed().as_secs_f64() < 5.0,
-        "{message}: took {:?}",
-        start.elapsed()
-    );
-    assert!(
-        largest <= 16 << 20,
-        "{message}: allocated {largest} bytes at once"
-    );
-    assert!(!message.contains(['\n', '\r']), "{message:?}");
-    assert!(!message.is_empty() && message.len() < 600, "{message}");
-    message
+/// The message `f` refuses its input with, which has to be one short line, given within a second and without an
+/// allocation above 16 MiB.
+pub fn refused<T, E: std::fmt::Display>(mut f: impl FnMut() -> Result<T, E>) -> String {
+    let mut took = Vec::new();
+    // Milliseconds on a free core; a busy machine may hold a thread up, so that the fastest of three counts.
+    while took.len() < 3 {
+        let start = Instant::now();
+        let (largest, result) = largest_allocation(&mut f);
+        took.push(start.elapsed());
+        let Err(error) = result else {
+            panic!("accepted, but should be refused");
+        };
+        let message = error.to_string();
+        assert!(
+            largest <= 16 << 20,
+            "{message}: allocated {largest} bytes at once"
+        );
+        assert!(!message.contains(['\n', '\r']), "{message:?}");
+        assert!(!message.is_empty() && message.len() < 600, "{message}");
+        if took[took.len() - 1] < Duration::from_secs(1) {
+            return message;
+        }
+    }
+    panic!("three attempts took {took:?}");
 }

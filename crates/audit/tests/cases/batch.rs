@@ -49,7 +49,10 @@ fn rows_254_to_258_decode_alike() {
 #[test]
 fn every_prompt_length_across_two_tiles_and_at_chunk_edges() {
     let host = host();
-    for len in (1..=130).chain([191, 192, 193, 254, 255, 256, 257, 511, 512, 513]) {
+    let edges = [
+        383, 384, 385, 511, 512, 513, 767, 768, 769, 1023, 1024, 1025,
+    ];
+    for len in (1..=260).chain(edges) {
         let mut all = vec![greedy(len as u64, len, 3)];
         let alone = solo(&host, &all[0]).trace;
         all.extend((0..3).map(|i| greedy(i, 40 + 50 * i as usize, 5)));

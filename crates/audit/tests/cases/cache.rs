@@ -41,10 +41,10 @@ fn every_hit_length_by_block_gives_the_cold_bits() {
 }
 
 #[test]
-fn a_cached_prefix_extended_by_1_to_130_tokens_gives_the_cold_bits() {
+fn a_cached_prefix_extended_by_1_to_257_tokens_gives_the_cold_bits() {
     let host = host();
-    for blocks in [1, 2, 4] {
-        for extend in 1..=130 {
+    for blocks in [1, 2, 8] {
+        for extend in 1..=257 {
             let target = greedy(7, 64 * blocks + extend, 2);
             let alone = solo(&host, &target).trace;
             let mut run = Run::new(&host, EngineConfig::default());

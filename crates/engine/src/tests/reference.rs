@@ -15,7 +15,12 @@ static MODEL: LazyLock<(Arc<ModelConfig>, Arc<Weights>)> = LazyLock::new(|| {
 
 fn engine(blocks: usize, config: EngineConfig) -> Engine {
     let (model, weights) = &*MODEL;
-    let device = ReferenceDevice::new(model.clone(), weights.clone(), numerics::Profile::IeeeF32, blocks);
+    let device = ReferenceDevice::new(
+        model.clone(),
+        weights.clone(),
+        numerics::Profile::IeeeF32,
+        blocks,
+    );
     let facts = ModelFacts::new(model, Profile::IeeeF32);
     Engine::new(Box::new(device), facts, config).unwrap()
 }

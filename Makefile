@@ -21,13 +21,13 @@ test: ## the whole suite: format, lints, documentation, tests
 	@scripts/test.sh
 
 soak: ## long tests that the suite runs at a smaller size: 30 answers of 4096 tokens, all orders of eight scores (minutes)
-	cargo test --locked -p audit --test cases -- --ignored --nocapture
+	cargo test --workspace --locked --test cases -- --ignored --nocapture
 
 builds: ## the same bits from an unoptimised build, the demo's and a release build (a few minutes each)
 	for profile in plain demo release; do \
 	    cargo build --profile $$profile --locked -p cli && \
 	    BLOCKLOCK_OTHER_BUILD=$$(realpath $(CARGO_TARGET_DIR)/$$profile/blocklock) \
-	        cargo test --locked -p cli --test cli golden_bits -- --nocapture || exit 1; \
+	        cargo test --workspace --locked --test cli golden_bits -- --nocapture || exit 1; \
 	done
 
 deny: ## dependencies: bans, licences, sources (needs cargo-deny)

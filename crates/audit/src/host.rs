@@ -77,6 +77,10 @@ impl Device for Host {
         Host::supports(self, family)
     }
 
+    fn unsupported(&self, family: KernelFamily) -> String {
+        self.lock().device.unsupported(family)
+    }
+
     fn execute(&mut self, plan: &StepPlan) -> Result<StepOutput, DeviceError> {
         let mut shared = self.lock();
         let start = Instant::now();

@@ -36,7 +36,7 @@ pub struct Global {
     pub device: Option<String>,
     /// Arithmetic; see NUMERICS.md [default: ieee-f32]
     #[arg(long, global = true, value_name = "NAME")]
-    pub profile: Option<String>,
+    pub profile: Option<ProfileArg>,
     /// Worker threads; changes no bit [default: one a core]
     #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: Option<u32>,
@@ -58,6 +58,19 @@ pub struct Global {
     /// Say more
     #[arg(long, short, global = true)]
     pub verbose: bool,
+}
+
+/// Arithmetic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, serde::Deserialize, serde::Serialize)]
+pub enum ProfileArg {
+    /// Weights widened to f32, sums in f32
+    #[value(name = "ieee-f32")]
+    #[serde(rename = "ieee-f32")]
+    IeeeF32,
+    /// What a Hopper GPU's tensor cores compute, in bf16; emulated bit for bit on a CPU
+    #[value(name = "hopper-bf16")]
+    #[serde(rename = "hopper-bf16")]
+    HopperBf16,
 }
 
 /// A kernel path.
@@ -229,14 +242,8 @@ pub struct CheckArgs {
     /// Where the prompt comes from [default: a built-in text; random ids for models without a tokenizer].
     #[command(flatten)]
     pub source: PromptArgs,
-    /// Protections to check
-    #[arg(
-        long,
-        short,
-        value_name = "NAMES",
-        value_delimiter = ',',
-        default_value = "none,invariant"
-    )]
+    /// Protections to check [default: none,invariant; under hopper-bf16: invariant]
+    #[arg(long, short, value_name = "NAMES", value_delimiter = ',')]
     pub protection: Vec<ProtectionArg>,
     /// Crowds for each protection
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
@@ -283,14 +290,8 @@ pub struct BenchArgs {
     /// Repeats; the median is reported
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub repeats: u32,
-    /// Protections to measure
-    #[arg(
-        long,
-        short,
-        value_name = "NAMES",
-        value_delimiter = ',',
-        default_value = "none,invariant"
-    )]
+    /// Protections to measure [default: none,invariant; under hopper-bf16: invariant]
+    #[arg(long, short, value_name = "NAMES", value_delimiter = ',')]
     pub protection: Vec<ProtectionArg>,
 }
 

@@ -81,12 +81,7 @@ pub fn run(global: &Global, args: &BenchArgs) -> Result<Outcome> {
             prompt + new
         );
     }
-    let mut protections: Vec<Protection> = Vec::new();
-    for &p in &args.protection {
-        if !protections.contains(&p.into()) {
-            protections.push(p.into());
-        }
-    }
+    let protections = settings.protections(&args.protection);
     let session = opened.start_timed(&protections, KvNeed::Blocks(blocks))?;
     if !global.quiet && !global.json {
         note(&format!(

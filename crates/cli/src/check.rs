@@ -26,12 +26,7 @@ const RANDOM_TOKENS: usize = 150;
 /// Runs the command.
 pub fn run(global: &Global, args: &CheckArgs) -> Result<Outcome> {
     let settings = Settings::resolve(global)?;
-    let mut protections: Vec<Protection> = Vec::new();
-    for &p in &args.protection {
-        if !protections.contains(&p.into()) {
-            protections.push(p.into());
-        }
-    }
+    let protections = settings.protections(&args.protection);
     let given = prompt(args)?;
     let longest = args.longest as usize;
     let opened = Opened::open(&settings)?;
@@ -77,7 +72,7 @@ pub fn run(global: &Global, args: &CheckArgs) -> Result<Outcome> {
             plan.target.max_tokens,
             plan.trials.len(),
             plan.max_neighbours,
-            args.protection
+            plan.protections
                 .iter()
                 .map(|p| p.name())
                 .collect::<Vec<_>>()

@@ -27,10 +27,7 @@ pub fn run(global: &Global, args: &InspectArgs) -> Result<Outcome> {
     }
     let blocks = opened.kv_blocks()?;
     // One block of KV is enough to ask the device what it is.
-    let session = opened.start(
-        &[Protection::None, Protection::Invariant],
-        KvNeed::Blocks(1),
-    )?;
+    let session = opened.start(&settings.protections(&[]), KvNeed::Blocks(1))?;
     let document = document(&session, blocks)?;
     if global.json {
         output::print_json(&document)?;

@@ -7,7 +7,7 @@ use crate::settings::Settings;
 use crate::{download, identity};
 use anyhow::{Context, Result, bail};
 use audit::Host;
-use device::cpu::{CpuDevice, CpuOptions};
+use device::cpu::{CpuOptions, OnCpu};
 use device::{
     BLOCK_TOKENS, BlockId, Device, DeviceError, DeviceInfo, KernelFamily, StepOutput, StepPlan,
 };
@@ -16,6 +16,7 @@ use model::{
     ChatTemplate, DateTime, Message, Model, ModelSource, RenderOptions, StreamDecoder, TextSource,
     Tokenizer,
 };
+use numerics::Profile;
 use serde_json::{Value, json};
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -181,7 +182,11 @@ impl Opened {
     /// Bytes of keys and values a token takes.
     pub fn kv_bytes_per_token(&self) -> u64 {
         let c = &self.model.config;
-        (c.layers.len() * 2 * c.kv_heads * c.head_dim * size_of::<f32>()) as u64
+        let element = match self.settings.profile() {
+            Profile::IeeeF32 => 4,
+            Profile::HopperBf16 => 2,
+        };
+        (c.layers.len() * 2 * c.kv_heads * c.head_dim * element) as u64
     }
 
     /// KV blocks the settings' memory holds: no more than its running requests could ever use.
@@ -214,14 +219,17 @@ impl Opened {
             KvNeed::Settings => allowed,
             KvNeed::Blocks(n) => n.clamp(1, allowed),
         };
-        let mut device = CpuDevice::load(
+        let profile = self.settings.profile();
+        let mut device = device::cpu::load(
+            profile,
             Arc::clone(&self.model.config),
             &self.model.weights,
             CpuOptions {
                 threads: self.settings.threads.value as usize,
                 isa: isa(self.settings.isa.value),
                 kv_blocks,
-                vendor: protections.contains(&Protection::None),
+                // Under the other profile `none` is refused request by request.
+                vendor: profile == Profile::IeeeF32 && protections.contains(&Protection::None),
             },
         )
         .context("cannot load the model on the CPU")?;
@@ -280,7 +288,7 @@ type OpTimes = Arc<Mutex<Vec<(&'static str, f64)>>>;
 
 /// A CPU device that adds up where its time goes.
 struct Timed {
-    device: CpuDevice,
+    device: Box<dyn OnCpu>,
     times: OpTimes,
 }
 
@@ -295,6 +303,10 @@ impl Device for Timed {
 
     fn supports(&self, family: KernelFamily) -> bool {
         self.device.supports(family)
+    }
+
+    fn unsupported(&self, family: KernelFamily) -> String {
+        self.device.unsupported(family)
     }
 
     fn execute(&mut self, plan: &StepPlan) -> Result<StepOutput, DeviceError> {

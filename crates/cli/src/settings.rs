@@ -1,6 +1,6 @@
 //! Settings in force: flags over the configuration file over defaults, each remembering where it came from.
 
-use crate::args::{Global, Isa, ProtectionArg};
+use crate::args::{Global, Isa, ProfileArg, ProtectionArg};
 use anyhow::{Context, Result, bail};
 use engine::Protection;
 use numerics::Profile;
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 struct File {
     model: Option<String>,
     device: Option<String>,
-    profile: Option<String>,
+    profile: Option<ProfileArg>,
     threads: Option<u32>,
     isa: Option<Isa>,
     kv_memory: Option<String>,
@@ -50,8 +50,8 @@ pub struct Settings {
     pub model: Setting<Option<String>>,
     /// Always `cpu` here.
     pub device: Setting<String>,
-    /// Arithmetic, by name.
-    pub profile: Setting<String>,
+    /// Arithmetic.
+    pub profile: Setting<ProfileArg>,
     /// Worker threads.
     pub threads: Setting<u32>,
     /// Kernel path.
@@ -107,11 +107,7 @@ impl Settings {
         let settings = Self {
             model: Setting::pick(flags.model.clone().map(Some), file.model.map(Some), None),
             device: Setting::pick(flags.device.clone(), file.device, "cpu".into()),
-            profile: Setting::pick(
-                flags.profile.clone(),
-                file.profile,
-                Profile::IeeeF32.name().into(),
-            ),
+            profile: Setting::pick(flags.profile, file.profile, ProfileArg::IeeeF32),
             threads: Setting::pick(flags.threads, threads, cores),
             isa: Setting::pick(flags.isa, file.isa, Isa::Auto),
             kv_memory: Setting::pick(flags.kv_memory, file_kv, 512 << 20),
@@ -133,13 +129,6 @@ impl Settings {
             }
             other => bail!("--device {other}: unknown device; allowed: cpu"),
         }
-        match self.profile.value.as_str() {
-            "ieee-f32" => {}
-            "hopper-bf16" => {
-                bail!("--profile hopper-bf16: not available in this build; allowed: ieee-f32")
-            }
-            other => bail!("--profile {other}: unknown profile; allowed: ieee-f32"),
-        }
         if self.max_running.value > self.token_budget.value {
             bail!(
                 "configuration file: max_running is {}, but must be at most token_budget ({}), so that every running \
@@ -153,7 +142,25 @@ impl Settings {
 
     /// The profile.
     pub fn profile(&self) -> Profile {
-        Profile::IeeeF32
+        match self.profile.value {
+            ProfileArg::IeeeF32 => Profile::IeeeF32,
+            ProfileArg::HopperBf16 => Profile::HopperBf16,
+        }
+    }
+
+    /// The protections asked for, each once; by default all that the device has kernels for under this profile.
+    pub fn protections(&self, asked: &[ProtectionArg]) -> Vec<Protection> {
+        let mut list: Vec<Protection> = Vec::new();
+        for &p in asked {
+            if !list.contains(&p.into()) {
+                list.push(p.into());
+            }
+        }
+        match self.profile() {
+            _ if !list.is_empty() => list,
+            Profile::IeeeF32 => vec![Protection::None, Protection::Invariant],
+            Profile::HopperBf16 => vec![Protection::Invariant],
+        }
     }
 
     /// The engine's limits.

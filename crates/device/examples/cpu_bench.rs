@@ -1,10 +1,11 @@
 //! Where the CPU device's time goes, on synthetic weights of SmolLM2-135M's shapes (Q4_1, tied Q8_0 embedding).
 //!
-//! `cargo run --release -p device --example cpu_bench -- [threads] [isa] [repeats]`
+//! `cargo run --release -p device --example cpu_bench -- [threads] [isa] [repeats] [profile]`
 
-use device::cpu::{CpuDevice, CpuOptions, Isa};
+use device::cpu::{CpuOptions, Isa, load};
 use device::testing::{Rng, build, smollm2};
-use device::{Device, KernelFamily, KvSplit, Launch, OutputRow, Segment, StepPlan};
+use device::{KernelFamily, KvSplit, Launch, OutputRow, Segment, StepPlan};
+use numerics::Profile;
 use std::time::Instant;
 
 const PROMPT: usize = 512;
@@ -66,15 +67,17 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let threads = args.first().map_or(Ok(0), |a| a.parse())?;
     let isa = args.get(1).and_then(|a| Isa::parse(a));
     let repeats: usize = args.get(2).map_or(Ok(7), |a| a.parse())?;
+    let profile = args.get(3).and_then(|a| Profile::parse(a));
+    let profile = profile.unwrap_or(Profile::IeeeF32);
     let (config, weights) = build(&mut Rng(1), &smollm2());
     let began = Instant::now();
     let options = CpuOptions {
         threads,
         isa,
         kv_blocks: 16 * BLOCKS_EACH,
-        vendor: true,
+        vendor: profile == Profile::IeeeF32,
     };
-    let mut device = CpuDevice::load(config.clone(), &weights, options)?;
+    let mut device = load(profile, config.clone(), &weights, options)?;
     println!(
         "{:?}\nloaded in {:.0} ms, {:.1} MB packed",
         device.info(),
@@ -103,6 +106,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             repeats
         };
         for family in [KernelFamily::Contract, KernelFamily::Vendor] {
+            if !device.supports(family) {
+                continue;
+            }
             let plan = plan(family, sequences, start, tokens);
             device.execute(&plan)?;
             device.time_operations(true);
@@ -121,8 +127,17 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let fma = rows * layer * c.layers.len()
                 + sequences * head
                 + 2 * keys * c.heads * c.head_dim * c.layers.len();
-            let kv =
-                sequences * (start + tokens) * 2 * c.kv_heads * c.head_dim * 4 * c.layers.len();
+            let element = match profile {
+                Profile::IeeeF32 => 4,
+                Profile::HopperBf16 => 2,
+            };
+            let kv = sequences
+                * (start + tokens)
+                * 2
+                * c.kv_heads
+                * c.head_dim
+                * element
+                * c.layers.len();
             let bytes = device.packed_bytes() + kv;
             println!(
                 "{name:10} {family:?}: {:.2} ms (best {:.2}, cpu {:.2}), {:.0} tok/s, {:.1} GFMA/s, {:.1} GB/s",

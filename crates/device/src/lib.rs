@@ -48,6 +48,14 @@ pub trait Device: Send {
     /// Whether launches of `family` can run.
     fn supports(&self, family: KernelFamily) -> bool;
 
+    /// Why launches of `family` cannot run, where [`Device::supports`] says so.
+    fn unsupported(&self, family: KernelFamily) -> String {
+        match family {
+            KernelFamily::Contract => "the device was loaded without contract kernels".into(),
+            KernelFamily::Vendor => "the device was loaded without vendor kernels".into(),
+        }
+    }
+
     /// Runs the launches in order.
     fn execute(&mut self, plan: &StepPlan) -> Result<StepOutput, DeviceError>;
 

@@ -175,15 +175,11 @@ impl Engine {
             .iter()
             .position(|(p, _)| *p == protection)
             .ok_or_else(|| unavailable("the engine has no planner for it"))?;
-        match self.planners[planner].1.provenance().family {
-            family if self.device.supports(family) => Ok(planner),
-            KernelFamily::Contract => Err(unavailable(
-                "the device was loaded without contract kernels",
-            )),
-            KernelFamily::Vendor => {
-                Err(unavailable("the device was loaded without vendor kernels"))
-            }
+        let family = self.planners[planner].1.provenance().family;
+        if !self.device.supports(family) {
+            return Err(unavailable(&self.device.unsupported(family)));
         }
+        Ok(planner)
     }
 
     /// Tokens whose KV is held at the end; that of the last generated token never is.

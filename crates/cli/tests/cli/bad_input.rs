@@ -109,8 +109,8 @@ fn wrong_calls() {
         &["abacus", "allowed: cpu"],
     );
     refused(
-        &["inspect", "--model", TINY, "--profile", "hopper-bf16"],
-        &["hopper-bf16", "allowed: ieee-f32"],
+        &["inspect", "--model", TINY, "--profile", "bf17"],
+        &["bf17", "ieee-f32", "hopper-bf16"],
     );
     refused(
         &["inspect", "--model", TINY, "--template"],

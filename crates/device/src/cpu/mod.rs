@@ -24,6 +24,7 @@ mod tile;
 mod timing;
 mod vendor;
 
+pub use hopper::HopperEmulation;
 pub use isa::{Isa, IsaMissing};
 pub use timing::OpTimes;
 
@@ -32,6 +33,7 @@ use crate::{Device, DeviceError, DeviceInfo};
 use load::Model;
 use memory::Floats;
 use model::{ModelConfig, Weights};
+use numerics::Profile;
 use std::sync::Arc;
 use team::Team;
 
@@ -57,6 +59,33 @@ impl Default for CpuOptions {
             vendor: false,
         }
     }
+}
+
+/// A device on this machine's processor, under whatever profile.
+pub trait OnCpu: Device {
+    /// Worker threads.
+    fn threads(&self) -> usize;
+    /// The kernel path in use.
+    fn isa(&self) -> Isa;
+    /// Bytes of repacked weights in memory.
+    fn packed_bytes(&self) -> usize;
+    /// Starts or stops timing operations (for benchmarks); results do not depend on it.
+    fn time_operations(&mut self, on: bool);
+    /// Seconds by operation since timing started or this was last called.
+    fn take_times(&mut self) -> OpTimes;
+}
+
+/// Loads a model to run under `profile`.
+pub fn load(
+    profile: Profile,
+    config: Arc<ModelConfig>,
+    weights: &Weights,
+    options: CpuOptions,
+) -> Result<Box<dyn OnCpu>, CpuError> {
+    Ok(match profile {
+        Profile::IeeeF32 => Box::new(CpuDevice::load(config, weights, options)?),
+        Profile::HopperBf16 => Box::new(HopperEmulation::load(config, weights, options)?),
+    })
 }
 
 impl CpuOptions {
@@ -161,31 +190,6 @@ impl CpuDevice {
         })
     }
 
-    /// Worker threads.
-    pub fn threads(&self) -> usize {
-        self.team.size()
-    }
-
-    /// The kernel path in use.
-    pub fn isa(&self) -> Isa {
-        self.isa
-    }
-
-    /// Bytes of repacked weights in memory.
-    pub fn packed_bytes(&self) -> usize {
-        self.model.packed_bytes()
-    }
-
-    /// Starts or stops timing operations (for benchmarks); results do not depend on it.
-    pub fn time_operations(&mut self, on: bool) {
-        self.times.enable(on);
-    }
-
-    /// Seconds by operation since timing started or this was last called.
-    pub fn take_times(&mut self) -> OpTimes {
-        self.times.take()
-    }
-
     /// Floats of one KV block of one layer.
     fn block_floats(&self) -> usize {
         let c = &*self.model.config;
@@ -199,6 +203,28 @@ fn check_blocks(pool: usize, mut blocks: impl Iterator<Item = BlockId>) -> Resul
         Some(b) => Err(DeviceError::InvalidPlan(format!(
             "KV block {b} is outside the pool of {pool}"
         ))),
+    }
+}
+
+impl OnCpu for CpuDevice {
+    fn threads(&self) -> usize {
+        self.team.size()
+    }
+
+    fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    fn packed_bytes(&self) -> usize {
+        self.model.packed_bytes()
+    }
+
+    fn time_operations(&mut self, on: bool) {
+        self.times.enable(on);
+    }
+
+    fn take_times(&mut self) -> OpTimes {
+        self.times.take()
     }
 }
 

@@ -14,7 +14,7 @@ mod tests;
 use super::load::Model;
 use super::memory::Floats;
 use super::team::Team;
-use super::{CpuError, CpuOptions, Isa, OpTimes, timing};
+use super::{CpuError, CpuOptions, Isa, OnCpu, OpTimes, timing};
 use crate::plan::{BlockId, KernelFamily, StepOutput, StepPlan};
 use crate::{Device, DeviceError, DeviceInfo};
 use model::{ModelConfig, Weights};
@@ -62,35 +62,32 @@ impl HopperEmulation {
         })
     }
 
-    /// Worker threads.
-    pub fn threads(&self) -> usize {
-        self.team.size()
-    }
-
-    /// The kernel path in use.
-    pub fn isa(&self) -> Isa {
-        self.isa
-    }
-
-    /// Bytes of repacked weights in memory.
-    pub fn packed_bytes(&self) -> usize {
-        self.model.packed_bytes()
-    }
-
-    /// Starts or stops timing operations (for benchmarks); results do not depend on it.
-    pub fn time_operations(&mut self, on: bool) {
-        self.times.enable(on);
-    }
-
-    /// Seconds by operation since timing started or this was last called.
-    pub fn take_times(&mut self) -> OpTimes {
-        self.times.take()
-    }
-
     /// bf16 of one KV block of one layer.
     fn block_len(&self) -> usize {
         let c = &*self.model.config;
         c.kv_heads * attention::head_len(c.head_dim)
+    }
+}
+
+impl OnCpu for HopperEmulation {
+    fn threads(&self) -> usize {
+        self.team.size()
+    }
+
+    fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    fn packed_bytes(&self) -> usize {
+        self.model.packed_bytes()
+    }
+
+    fn time_operations(&mut self, on: bool) {
+        self.times.enable(on);
+    }
+
+    fn take_times(&mut self) -> OpTimes {
+        self.times.take()
     }
 }
 
@@ -115,6 +112,10 @@ impl Device for HopperEmulation {
 
     fn supports(&self, family: KernelFamily) -> bool {
         family == KernelFamily::Contract
+    }
+
+    fn unsupported(&self, _: KernelFamily) -> String {
+        CpuError::NoVendorKernels.to_string()
     }
 
     fn execute(&mut self, plan: &StepPlan) -> Result<StepOutput, DeviceError> {

@@ -9,7 +9,6 @@ use crate::{Outcome, progress};
 use anyhow::{Result, bail};
 use audit::{CheckPlan, CheckReport, ProtectionReport, Target};
 use device::BLOCK_TOKENS;
-use engine::Protection;
 use numerics::sample::SamplingParams;
 
 /// The default target: long enough to lie in three KV blocks.

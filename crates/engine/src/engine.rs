@@ -8,7 +8,7 @@ use crate::protections::{self, Planner, Work};
 use crate::request::{Event, FinishReason, Protection, Refusal, Request, RequestId};
 use crate::sampler;
 use crate::sequence::Sequence;
-use device::{Device, DeviceError, KernelFamily, Launch, RowResult, StepPlan};
+use device::{Device, DeviceError, Launch, RowResult, StepPlan};
 use std::collections::BTreeMap;
 
 /// Counters and gauges of an engine.

@@ -9,7 +9,7 @@ pub enum Isa {
     Avx512,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
-    /// aarch64. The portable code as compiled for this target, whose baseline has NEON with fused multiply-add.
+    /// aarch64 with NEON, which nearly all of them have.
     Neon,
     /// Plain Rust, on any target; slow where the target's baseline lacks a fused multiply-add.
     Portable,
@@ -56,10 +56,13 @@ impl Isa {
                     && is_x86_feature_detected!("fma")
                     && is_x86_feature_detected!("f16c")
             }
-            Isa::Neon => cfg!(target_arch = "aarch64"),
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => std::arch::is_aarch64_feature_detected!("neon"),
             Isa::Portable => true,
             #[cfg(not(target_arch = "x86_64"))]
             Isa::Avx512 | Isa::Avx2 => false,
+            #[cfg(not(target_arch = "aarch64"))]
+            Isa::Neon => false,
         }
     }
 
@@ -91,6 +94,8 @@ impl Isa {
                 Isa::Avx512 => run_avx512(kernel),
                 #[cfg(target_arch = "x86_64")]
                 Isa::Avx2 => run_avx2(kernel),
+                #[cfg(target_arch = "aarch64")]
+                Isa::Neon => run_neon(kernel),
                 _ => run_portable(kernel),
             }
         }
@@ -119,6 +124,13 @@ unsafe fn run_avx512<K: Kernel>(kernel: K) -> K::Out {
 unsafe fn run_avx2<K: Kernel>(kernel: K) -> K::Out {
     // SAFETY: the features are enabled here.
     unsafe { kernel.run::<super::simd::Avx2>() }
+}
+
+#[cfg(target_arch = "aarch64")]
+#[target_feature(enable = "neon")]
+unsafe fn run_neon<K: Kernel>(kernel: K) -> K::Out {
+    // SAFETY: the feature is enabled here.
+    unsafe { kernel.run::<super::neon::Neon>() }
 }
 
 #[inline(never)]

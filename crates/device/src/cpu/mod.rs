@@ -1,4 +1,4 @@
-//! The CPU device: contract kernels for AVX-512, AVX2 and plain Rust, vendor products by the `gemm` crate.
+//! The CPU device: contract kernels for AVX-512, AVX2, NEON and plain Rust, vendor products by the `gemm` crate.
 //!
 //! A step is one pass of a team of workers over the decoder (`forward`). Weights are repacked at load (`pack`) and stay
 //! in the stored precision. Bits under [`KernelFamily::Contract`] depend on neither path, threads nor launch shape.
@@ -14,6 +14,8 @@ mod load;
 mod logits;
 mod math;
 mod memory;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod pack;
 mod rows;
 mod simd;

@@ -1,4 +1,4 @@
-//! Sixteen f32 lanes, in three implementations with equal bits.
+//! Sixteen f32 lanes, in implementations with equal bits: plain Rust, AVX-512, AVX2, and NEON in `neon`.
 //!
 //! Sixteen because the contract's lane sums have sixteen accumulators. Every operation rounds exactly as its scalar
 //! namesake; NaN payloads are free.
@@ -13,7 +13,7 @@ pub(crate) trait Simd: Copy {
     type V: Copy;
     /// Sixteen 32-bit words of packed codes.
     type I: Copy;
-    /// Turns a nibble into a number: `nibble − bias`.
+    /// Turns a nibble into a number: `nibble − bias`, the bias a whole number in 0 ..= 15.
     type Tab: Copy;
     /// One truth value a lane.
     type M: Copy;
@@ -113,8 +113,7 @@ impl Simd for Portable {
     type I = [u32; LANES];
     type Tab = f32;
     type M = [bool; LANES];
-    // Thirty-two registers of four lanes on aarch64; elsewhere speed is lost anyhow.
-    const ACCS: usize = if cfg!(target_arch = "aarch64") { 6 } else { 2 };
+    const ACCS: usize = 2;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self::V {

@@ -1,12 +1,12 @@
 # What there is to do; `make help` lists it.
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak builds deny advisories bench
+.PHONY: help demo test soak builds aarch64 deny advisories bench
 
 CARGO_TARGET_DIR ?= target
 BLOCKLOCK := $(CARGO_TARGET_DIR)/demo/blocklock
 
 help: ## list the targets
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
+	@grep -E '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9]+):.*## /  make \1\t/' | expand -t 20
 
 demo: ## build, fetch a small model, and check whether its answers depend on what shares their batch
 	@echo "== 1 of 3: building blocklock (three to four minutes on 2 cores the first time)"
@@ -29,6 +29,9 @@ builds: ## the same bits from an unoptimised build, the demo's and a release bui
 	    BLOCKLOCK_OTHER_BUILD=$$(realpath $(CARGO_TARGET_DIR)/$$profile/blocklock) \
 	        cargo test --workspace --locked --test cli golden_bits -- --nocapture || exit 1; \
 	done
+
+aarch64: ## the CPU device's tests on aarch64, under QEMU on another machine (tens of minutes)
+	@scripts/aarch64.sh
 
 deny: ## dependencies: bans, licences, sources (needs cargo-deny)
 	cargo deny --locked check bans licenses sources

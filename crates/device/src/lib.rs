@@ -3,11 +3,16 @@
 #[doc(hidden)]
 pub mod conformance;
 pub mod cpu;
+#[doc(hidden)]
+pub mod hopper_cases;
+mod name;
 pub mod plan;
 pub mod reference;
 #[doc(hidden)]
 pub mod testing;
 mod validate;
+
+pub use name::{DeviceName, UnknownDevice};
 
 pub use plan::{
     BLOCK_TOKENS, BlockId, KernelFamily, KvSplit, Launch, OutputRow, RowResult, Segment,

@@ -1,0 +1,71 @@
+use super::*;
+use crate::cpu::Isa;
+
+#[test]
+fn names_are_unique_and_inputs_repeat() {
+    let list = all();
+    let mut names: Vec<&str> = list.iter().map(|n| n.name.as_str()).collect();
+    names.sort_unstable();
+    for pair in names.windows(2) {
+        assert_ne!(pair[0], pair[1]);
+    }
+    let of = |c: &Case| format!("{c:?}");
+    for named in list.iter().step_by(37) {
+        assert_eq!(of(&named.case()), of(&named.case()), "{}", named.name);
+    }
+}
+
+/// The flavours do what they are for: results that are subnormal, infinite, NaN, zero, and ordinary.
+#[test]
+fn cases_reach_every_kind_of_result() {
+    let (mut nan, mut infinite, mut zero, mut subnormal, mut normal) = (0, 0, 0, 0, 0);
+    for named in all().iter().filter(|n| n.name.starts_with("linear")) {
+        let case = named.case();
+        if case.steps() > 100_000 {
+            continue;
+        }
+        for bits in case.run(&mut ScalarOps).unwrap() {
+            let x = f32::from_bits(bits);
+            match x.classify() {
+                std::num::FpCategory::Nan => nan += 1,
+                std::num::FpCategory::Infinite => infinite += 1,
+                std::num::FpCategory::Zero => zero += 1,
+                std::num::FpCategory::Subnormal => subnormal += 1,
+                std::num::FpCategory::Normal => normal += 1,
+            }
+        }
+    }
+    let all = [nan, infinite, zero, subnormal, normal];
+    assert!(all.iter().all(|&n| n > 20), "{all:?}");
+}
+
+/// Digests recorded on a GPU (`blocklock selftest --device cuda --record FILE`), replayed without one.
+fn replay(ops: &mut dyn HopperOps, what: &str) {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/hopper.json");
+    let Ok(text) = std::fs::read_to_string(path) else {
+        println!("not run: no recorded digests (crates/device/golden/hopper.json)");
+        return;
+    };
+    let file: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(file["numerics_version"], numerics::NUMERICS_VERSION);
+    let recorded = file["cases"].as_object().unwrap();
+    let list = all();
+    assert_eq!(recorded.len(), list.len(), "cases recorded and cases now");
+    for named in &list {
+        let want = recorded.get(&named.name).and_then(|d| d.as_str());
+        let got = digest(&named.case().run(ops).unwrap());
+        assert_eq!(Some(got.as_str()), want, "{}, {what}", named.name);
+    }
+}
+
+#[test]
+fn digests_recorded_on_a_gpu_are_those_of_the_reference() {
+    replay(&mut ScalarOps, "scalar reference");
+}
+
+#[test]
+fn digests_recorded_on_a_gpu_are_those_of_the_emulation_on_every_path() {
+    for isa in Isa::ALL.into_iter().filter(|i| i.available()) {
+        replay(&mut EmulationOps(isa), isa.name());
+    }
+}

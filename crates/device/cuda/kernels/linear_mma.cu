@@ -1,0 +1,85 @@
+// Products for few tokens: up to 8 NT, by chains on mma.sync. y = x . W^T + bias; W: [n][k], x: [m][k], k a multiple of 8.
+// A block takes R rows of W at a time; one thread streams W and x by tensor maps (boxes of 64 columns, 128-byte swizzle)
+// through a ring that never stops between tiles. What lies past n, k or m arrives as +0 and changes no bit.
+// Grid: at most n / R, 160 threads; 1024 + NS SB + 16 NS bytes of dynamic shared memory. bf16 to yb, or f32 to yf where given.
+#include "hopper.cuh"
+#ifndef NT
+#define NT 1  // groups of 8 tokens
+#endif
+#ifndef BX
+#define BX 4  // boxes a stage
+#endif
+constexpr int WN = 4, R = WN * 16, SB = BX * (R + 8 * NT) * 128, NS = 212 * 1024 / SB;
+extern "C" __global__ void __launch_bounds__(WN * 32 + 32, 1) linear_mma(const __grid_constant__ TMap mW, const __grid_constant__ TMap mX,
+    const float* bias, bf* yb, float* yf, int N, int K, int M) {
+  extern __shared__ u8 raw[];
+  const u32 base = (sm(raw) + 1023) & ~1023u, full = base + NS * SB, empty = full + 8 * NS;
+  const int w = threadIdx.x >> 5, l = threadIdx.x & 31, tiles = (N + R - 1) / R, nst = (K + 64 * BX - 1) / (64 * BX);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < NS; i++) { mb_init(full + 8 * i, 1); mb_init(empty + 8 * i, WN); }
+    mb_fence();
+  }
+  __syncthreads();
+  let_next_start();
+  if (w == WN) {
+    if (l == 0) {
+      const u64 once = evict_first(), often = evict_last();
+      const int mine = blockIdx.x < tiles ? ((tiles - 1 - blockIdx.x) / gridDim.x + 1) * nst : 0, head = min(mine, NS);
+      auto weights = [&](int i) {
+        int t = blockIdx.x + (i / nst) * gridDim.x, s = i % nst, sl = i % NS;
+        mb_expect(full + 8 * sl, SB);
+        for (int b = 0; b < BX; b++) tma(base + sl * SB + b * R * 128, &mW, (s * BX + b) * 64, t * R, full + 8 * sl, once);
+      };
+      auto inputs = [&](int i) {
+        int s = i % nst, sl = i % NS;
+        for (int b = 0; b < BX; b++) tma(base + sl * SB + BX * R * 128 + b * NT * 1024, &mX, (s * BX + b) * 64, 0, full + 8 * sl, often);
+      };
+      int it = 0;
+      for (; it < head; it++) weights(it);  // they do not depend on the kernel before
+      wait_for_previous();
+      for (it = 0; it < head; it++) inputs(it);
+      for (; it < mine; it++) { mb_wait(empty + 8 * (it % NS), ((it / NS) - 1) & 1); weights(it); inputs(it); }
+    }
+    return;
+  }
+  const int r = w * 16 + (l & 7) + ((l >> 3) & 1) * 8, hi = l >> 4, g = l >> 2, q = l & 3;
+  int it = 0;
+  for (int t = blockIdx.x; t < tiles; t += gridDim.x) {
+    float d[NT][4];
+#pragma unroll
+    for (int i = 0; i < NT; i++)
+      for (int e = 0; e < 4; e++) d[i][e] = 0;
+    for (int s = 0; s < nst; s++, it++) {
+      const int sl = it % NS;
+      const u32 st = base + sl * SB;
+      mb_wait(full + 8 * sl, (it / NS) & 1);
+#pragma unroll
+      for (int b = 0; b < BX; b++) {
+        u32 A[4][4], B[NT][2][4];
+#pragma unroll
+        for (int kk = 0; kk < 4; kk++) ldmatrix(A[kk], st + b * R * 128 + r * 128 + (((kk * 2 + hi) ^ (r & 7)) << 4));
+#pragma unroll
+        for (int n = 0; n < NT; n++)
+#pragma unroll
+          for (int h = 0; h < 2; h++) ldmatrix(B[n][h], st + BX * R * 128 + b * NT * 1024 + n * 1024 + (l & 7) * 128 + (((h * 4 + (l >> 3)) ^ (l & 7)) << 4));
+#pragma unroll
+        for (int kk = 0; kk < 4; kk++)
+#pragma unroll
+          for (int n = 0; n < NT; n++) mma16816(d[n], A[kk], B[n][kk >> 1][(kk & 1) * 2], B[n][kk >> 1][(kk & 1) * 2 + 1]);
+      }
+      __syncwarp();
+      if (l == 0) mb_arrive(empty + 8 * sl);
+    }
+#pragma unroll
+    for (int n = 0; n < NT; n++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        int tok = n * 8 + q * 2 + (e & 1), row = t * R + w * 16 + g + (e >> 1) * 8;
+        if (tok < M && row < N) {
+          float y = d[n][e];
+          if (bias) y = y + bias[row];
+          if (yf) yf[(size_t)tok * N + row] = y; else yb[(size_t)tok * N + row] = tobf(y);
+        }
+      }
+  }
+}

@@ -1,0 +1,355 @@
+//! Launching attention over paged keys and values.
+
+use crate::gpu::{Args, Buffer, Gpu, Shape};
+use crate::launch::{holds, refuse};
+use crate::{CudaError, kernels as sources};
+use numerics::attention;
+
+type Result<T> = std::result::Result<T, CudaError>;
+
+/// The plain kernel, which can do everything.
+pub const PLAIN: &str = "attention_ref";
+
+/// Sizes of a model's heads.
+#[derive(Debug, Clone, Copy)]
+pub struct Heads {
+    /// Query heads.
+    pub query: usize,
+    /// Key/value heads.
+    pub kv: usize,
+    /// Elements a head, at most 256.
+    pub dim: usize,
+}
+
+/// Queries at consecutive positions of one sequence, whose last key is that of the last query.
+#[derive(Debug, Clone, Copy)]
+pub struct Run {
+    /// Row of the first query in q and the results.
+    pub row: usize,
+    /// Row of the table of pages.
+    pub sequence: usize,
+    /// Position of the first query.
+    pub start: usize,
+    /// Queries.
+    pub count: usize,
+}
+
+impl Run {
+    fn end(&self) -> usize {
+        self.start + self.count
+    }
+}
+
+/// The kernels that can do these runs: the plain one, then from slow to fast.
+pub fn kernels(heads: Heads, window: Option<usize>, runs: &[Run]) -> Vec<&'static str> {
+    let mut all = vec![PLAIN];
+    let limited = window.is_some_and(|w| runs.iter().any(|r| r.end() > w));
+    match (heads.dim, limited) {
+        (64, false) => all.push("attention_prefill_64"),
+        (128, false) => all.push("attention_prefill_128"),
+        (256, false) => all.push("attention_prefill_256"),
+        (64, true) => all.push("attention_prefill_window_64"),
+        (128, true) => all.push("attention_prefill_window_128"),
+        (256, true) => all.push("attention_prefill_window_256"),
+        _ => {}
+    }
+    if heads.query / heads.kv <= 4 && runs.iter().all(|r| r.count == 1) {
+        match heads.dim {
+            64 => all.push("attention_decode_64"),
+            128 => all.push("attention_decode_128"),
+            _ => {}
+        }
+    }
+    all
+}
+
+/// What the kernels read beside q and the pool: the same for every layer of a step.
+pub struct Plan {
+    heads: Heads,
+    runs: Vec<Run>,
+    rows: usize,
+    most: usize,
+    sequence: Buffer,
+    position: Buffer,
+    table: Buffer,
+    prefill: (usize, Buffer),
+    decode: Option<Decode>,
+}
+
+/// Units of `attention_decode`, where every run is one query.
+struct Decode {
+    count: usize,
+    most_chunks: usize,
+    units: Buffer,
+    /// Partial results and counters, where some sequence has several chunks.
+    partial: Option<(Buffer, Buffer)>,
+}
+
+/// Integers a unit of `attention_decode`: row, kv head, chunk, keys, pages of the chunk.
+const UNIT: usize = 4 + attention::CHUNK / 64;
+
+impl Plan {
+    /// `table`: `[sequences][most]` blocks of the pool.
+    pub fn new(gpu: &Gpu, heads: Heads, table: &[i32], most: usize, runs: &[Run]) -> Result<Self> {
+        let rows = runs.iter().map(|r| r.row + r.count).max().unwrap_or(0);
+        let (mut sequence, mut position) = (vec![0i32; rows], vec![-1i32; rows]);
+        for run in runs {
+            let pages = run.end().div_ceil(64);
+            refuse(
+                pages <= most && (run.sequence + 1) * most <= table.len(),
+                || format!("{pages} pages in a table of {most}"),
+            )?;
+            for i in 0..run.count {
+                sequence[run.row + i] = run.sequence as i32;
+                position[run.row + i] = (run.start + i) as i32;
+            }
+        }
+        let items = items(heads.dim, runs);
+        let decode = match runs.iter().all(|r| r.count == 1) {
+            true => Some(Decode::new(gpu, heads, table, most, runs)?),
+            false => None,
+        };
+        Ok(Self {
+            heads,
+            runs: runs.to_vec(),
+            rows,
+            most,
+            sequence: gpu.upload(&sequence, "sequences")?,
+            position: gpu.upload(&position, "positions")?,
+            table: gpu.upload(table, "block tables")?,
+            prefill: (
+                items.len(),
+                gpu.upload(items.as_flattened(), "work of attention")?,
+            ),
+            decode,
+        })
+    }
+
+    /// The fastest kernel for a layer.
+    pub fn best(&self, window: Option<usize>) -> &'static str {
+        let all = kernels(self.heads, window, &self.runs);
+        all.last().copied().unwrap_or(PLAIN)
+    }
+}
+
+/// Blocks of `attention_prefill`: aligned positions, those of them that are queries, row of the first, sequence. The
+/// longest last: blocks take the list from its end.
+fn items(dim: usize, runs: &[Run]) -> Vec<[i32; 5]> {
+    let span = if dim == 256 { 64 } else { 128 };
+    let mut items = Vec::new();
+    for run in runs {
+        let mut from = run.start;
+        while from < run.end() {
+            let base = from / span * span;
+            let to = run.end().min(base + span);
+            let row = run.row + from - run.start;
+            items.push([base, from, to, row, run.sequence].map(|x| x as i32));
+            from = to;
+        }
+    }
+    items.sort_by_key(|i| i[2]);
+    items
+}
+
+/// Units of `attention_decode`, chunk by chunk.
+fn units(heads: Heads, table: &[i32], most: usize, runs: &[Run]) -> Vec<[i32; UNIT]> {
+    let mut units = Vec::new();
+    for run in runs {
+        let pages = &table[run.sequence * most..][..run.end().div_ceil(64)];
+        for (chunk, pages) in pages.chunks(UNIT - 4).enumerate() {
+            for head in 0..heads.kv {
+                let mut unit = [0; UNIT];
+                for (to, x) in unit.iter_mut().zip([run.row, head, chunk, run.end()]) {
+                    *to = x as i32;
+                }
+                unit[4..4 + pages.len()].copy_from_slice(pages);
+                units.push(unit);
+            }
+        }
+    }
+    units
+}
+
+impl Decode {
+    fn new(gpu: &Gpu, heads: Heads, table: &[i32], most: usize, runs: &[Run]) -> Result<Self> {
+        let units = units(heads, table, most, runs);
+        let chunks = |r: &Run| r.end().div_ceil(attention::CHUNK);
+        let most_chunks = runs.iter().map(chunks).max().unwrap_or(0);
+        let rows = runs.iter().map(|r| r.row + 1).max().unwrap_or(0);
+        let partial = if most_chunks > 1 {
+            let pairs = rows * heads.kv;
+            let part = pairs * most_chunks * (heads.query / heads.kv) * (heads.dim + 8) * 4;
+            let count = gpu.alloc(pairs * 4, "counters")?;
+            gpu.fill(&count, 0, pairs * 4, 0)?;
+            Some((gpu.alloc(part, "partial attention")?, count))
+        } else {
+            None
+        };
+        Ok(Self {
+            count: units.len(),
+            most_chunks,
+            units: gpu.upload(units.as_flattened(), "work of attention")?,
+            partial,
+        })
+    }
+}
+
+/// One layer's attention.
+pub struct Attention<'a> {
+    /// `[rows][heads][head_dim]` bf16.
+    pub q: &'a Buffer,
+    /// Pages of the layer, and the byte where they begin.
+    pub pool: (&'a Buffer, usize),
+    /// `[rows][heads][head_dim]` bf16.
+    pub out: &'a Buffer,
+    /// Keys seen, where limited.
+    pub window: Option<usize>,
+    /// RN(attn_scale · log2 e).
+    pub scale: f32,
+}
+
+impl Attention<'_> {
+    /// Launches it on one of [`kernels`]. Blocks of the plan's table must lie in the pool, every key of every sequence
+    /// be written, and the rest of each last page be +0.
+    pub fn run(&self, gpu: &Gpu, plan: &Plan, kernel: &'static str) -> Result<()> {
+        let Heads { query, kv, dim } = plan.heads;
+        holds(self.q, 0, plan.rows * query * dim * 2, "queries")?;
+        holds(self.out, 0, plan.rows * query * dim * 2, "results")?;
+        let able = kernels(plan.heads, self.window, &plan.runs);
+        refuse(dim <= 256 && able.contains(&kernel), || {
+            format!("{kernel} cannot do this attention")
+        })?;
+        let shared = sources::unit(kernel).map_or(0, |u| u.kernels[0].dynamic);
+        let args = Args::new()
+            .buffer(self.q)
+            .inside(self.pool.0, self.pool.1)
+            .buffer(self.out);
+        if kernel == PLAIN {
+            let args = args
+                .buffer(&plan.sequence)
+                .buffer(&plan.position)
+                .buffer(&plan.table)
+                .int(plan.most)
+                .int(query)
+                .int(kv)
+                .int(dim)
+                .int(attention::tile(dim))
+                .int(self.window.unwrap_or(0))
+                .float(self.scale);
+            let shape = Shape::new(plan.rows, 256).by(query);
+            // SAFETY: the signature of attention_ref; the caller answers for the blocks.
+            return unsafe { gpu.launch(kernel, shape, &args) };
+        }
+        if kernel.starts_with("attention_prefill") {
+            let threads = if dim == 256 { 256 } else { 384 };
+            let shape = Shape::new(query, threads).by(plan.prefill.0).shared(shared);
+            let args = args
+                .buffer(&plan.prefill.1)
+                .buffer(&plan.table)
+                .int(plan.most)
+                .int(query)
+                .int(kv)
+                .float(self.scale)
+                .int(self.window.unwrap_or(0));
+            // SAFETY: the signature of attention_prefill; the caller answers for the blocks.
+            return unsafe { gpu.launch(kernel, shape, &args) };
+        }
+        let Some(decode) = &plan.decode else {
+            return Err(CudaError::Unsupported(format!(
+                "{kernel} takes one query a sequence"
+            )));
+        };
+        let blocks = decode.count.min(2 * gpu.multiprocessors());
+        let args = args
+            .buffer(&decode.units)
+            .int(decode.count)
+            .int(query)
+            .int(kv)
+            .float(self.scale)
+            .int(self.window.unwrap_or(0))
+            .optional(decode.partial.as_ref().map(|p| &p.0))
+            .optional(decode.partial.as_ref().map(|p| &p.1))
+            .int(decode.most_chunks);
+        let shape = Shape::new(blocks, 288).shared(shared);
+        // SAFETY: the signature of attention_decode; the plan has room for every unit's results.
+        unsafe { gpu.launch(kernel, shape, &args) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RUNS: [Run; 3] = [
+        Run {
+            row: 0,
+            sequence: 1,
+            start: 100,
+            count: 60,
+        },
+        Run {
+            row: 60,
+            sequence: 0,
+            start: 0,
+            count: 1,
+        },
+        Run {
+            row: 61,
+            sequence: 2,
+            start: 512,
+            count: 200,
+        },
+    ];
+
+    #[test]
+    fn items_cover_every_query_once_and_are_aligned() {
+        for dim in [64, 256] {
+            let items = items(dim, &RUNS);
+            let mut rows = Vec::new();
+            for [base, from, to, row, _] in items.iter().copied() {
+                let span = if dim == 256 { 64 } else { 128 };
+                assert!(base % span == 0 && base <= from && from < to && to <= base + span);
+                rows.extend(row..row + to - from);
+            }
+            rows.sort_unstable();
+            assert_eq!(rows, (0..261).collect::<Vec<_>>());
+            assert!(items.is_sorted_by_key(|i| i[2]));
+        }
+    }
+
+    #[test]
+    fn units_hold_the_pages_of_their_chunk() {
+        let heads = Heads {
+            query: 4,
+            kv: 2,
+            dim: 64,
+        };
+        let table: Vec<i32> = (0..20).collect();
+        let runs = [Run {
+            row: 3,
+            sequence: 1,
+            start: 576,
+            count: 1,
+        }];
+        let units = units(heads, &table, 10, &runs);
+        assert_eq!(units.len(), 4);
+        assert_eq!(units[1], [3, 1, 0, 577, 10, 11, 12, 13, 14, 15, 16, 17]);
+        assert_eq!(units[2], [3, 0, 1, 577, 18, 19, 0, 0, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn windows_that_hide_something_have_kernels_of_their_own() {
+        let heads = Heads {
+            query: 4,
+            kv: 2,
+            dim: 128,
+        };
+        let last = |window, runs: &[Run]| *kernels(heads, window, runs).last().unwrap();
+        assert_eq!(last(None, &[RUNS[1]]), "attention_decode_128");
+        assert_eq!(last(Some(1), &[RUNS[1]]), "attention_decode_128");
+        assert_eq!(last(None, &RUNS), "attention_prefill_128");
+        assert_eq!(last(Some(712), &RUNS), "attention_prefill_128");
+        assert_eq!(last(Some(711), &RUNS), "attention_prefill_window_128");
+        assert_eq!(kernels(Heads { dim: 80, ..heads }, None, &RUNS), [PLAIN]);
+    }
+}

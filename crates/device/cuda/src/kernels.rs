@@ -1,0 +1,370 @@
+//! The kernels: sources, options and entry points. One file an operation, under `kernels/`.
+
+/// What every kernel may include: name and text.
+pub static HEADERS: &[(&str, &str)] = &[
+    ("common.cuh", include_str!("../kernels/common.cuh")),
+    ("k16.cuh", include_str!("../kernels/k16.cuh")),
+    ("math.cuh", include_str!("../kernels/math.cuh")),
+    ("hopper.cuh", include_str!("../kernels/hopper.cuh")),
+    ("wgmma.cuh", include_str!("../kernels/wgmma.cuh")),
+];
+
+/// The compiler's options, beside architecture and definitions. Each number a kernel computes rounds where its source
+/// says: nothing is contracted, reassociated, flushed or approximated.
+pub const OPTIONS: &[&str] = &[
+    "-fmad=false",
+    "--ftz=false",
+    "--prec-div=true",
+    "--prec-sqrt=true",
+    "--std=c++17",
+    "--ptxas-options=-v",
+];
+
+/// A source compiled with one set of definitions.
+#[derive(Debug)]
+pub struct Unit {
+    /// Its name, unique.
+    pub name: &'static str,
+    /// CUDA C++.
+    pub source: &'static str,
+    /// Definitions, such as `NT=2`.
+    pub defines: &'static [&'static str],
+    /// Speed matters: a spill is a bug.
+    pub hot: bool,
+    /// What it holds.
+    pub kernels: &'static [Kernel],
+}
+
+/// An entry point.
+#[derive(Debug)]
+pub struct Kernel {
+    /// What launches call it, unique among all units.
+    pub name: &'static str,
+    /// Its symbol in the unit.
+    pub entry: &'static str,
+    /// Dynamic shared memory it is launched with at most, bytes.
+    pub dynamic: u32,
+}
+
+macro_rules! unit {
+    ($name:literal, $file:literal, $defines:expr, $hot:expr, $entry:literal, $dynamic:expr) => {
+        Unit {
+            name: $name,
+            source: include_str!(concat!("../kernels/", $file)),
+            defines: $defines,
+            hot: $hot,
+            kernels: &[Kernel {
+                name: $name,
+                entry: $entry,
+                dynamic: $dynamic,
+            }],
+        }
+    };
+}
+
+/// Dynamic shared memory of `linear_mma` for `nt` groups of eight tokens and `bx` boxes a stage.
+pub const fn mma_shared(nt: u32, bx: u32) -> u32 {
+    ring(bx * (64 + 8 * nt) * 128, 212)
+}
+
+/// Dynamic shared memory of `linear_wg` for `wg` warpgroups, `tn` tokens a tile and `bx` boxes a stage.
+pub const fn wg_shared(wg: u32, tn: u32, bx: u32) -> u32 {
+    ring(bx * (64 * wg + tn) * 128, 220)
+}
+
+/// Dynamic shared memory of `attention_prefill` for heads of `hd`, tiles of `kt` keys, `nc` warpgroups and `st` stages.
+pub const fn prefill_shared(hd: u32, kt: u32, nc: u32, st: u32) -> u32 {
+    1280 + nc * 64 * hd * 2 + 2 * st * kt * hd * 2 + nc * 64 * hd * 4
+}
+
+/// Dynamic shared memory of `attention_decode` for heads of `hd` and two blocks a multiprocessor.
+pub const fn decode_shared(hd: u32) -> u32 {
+    let tile = 128 * hd * 2;
+    let stages = 196_608 / tile / 2;
+    1024 + stages * tile + 4 * 520 * 6 + 4 * 4 * 4 + 16 * stages + 64
+}
+
+/// Room for alignment, as many stages as fit in so many KiB, and two barriers each.
+const fn ring(stage: u32, kib: u32) -> u32 {
+    let stages = kib * 1024 / stage;
+    1024 + stages * stage + 16 * stages
+}
+
+/// Everything there is to compile.
+pub static UNITS: &[Unit] = &[
+    unit!("embed", "embed.cu", &[], false, "embed", 0),
+    unit!("norm", "norm.cu", &[], false, "norm_rows", 0),
+    unit!("heads", "heads.cu", &[], false, "heads", 0),
+    unit!("activation", "activation.cu", &[], false, "activation", 0),
+    unit!("logits", "logits.cu", &[], false, "logits", 0),
+    unit!("linear_ref", "linear_ref.cu", &[], false, "linear_ref", 0),
+    unit!(
+        "attention_ref",
+        "attention_ref.cu",
+        &[],
+        false,
+        "attention_ref",
+        0
+    ),
+    unit!(
+        "linear_mma_8",
+        "linear_mma.cu",
+        &["NT=1", "BX=4"],
+        true,
+        "linear_mma",
+        mma_shared(1, 4)
+    ),
+    unit!(
+        "linear_mma_16",
+        "linear_mma.cu",
+        &["NT=2", "BX=4"],
+        true,
+        "linear_mma",
+        mma_shared(2, 4)
+    ),
+    unit!(
+        "linear_mma_32",
+        "linear_mma.cu",
+        &["NT=4", "BX=4"],
+        true,
+        "linear_mma",
+        mma_shared(4, 4)
+    ),
+    unit!(
+        "linear_wg_64",
+        "linear_wg.cu",
+        &["WG=1", "TN=64", "BX=2"],
+        true,
+        "linear_wg",
+        wg_shared(1, 64, 2)
+    ),
+    unit!(
+        "linear_wg_128",
+        "linear_wg.cu",
+        &["WG=1", "TN=128", "BX=2"],
+        true,
+        "linear_wg",
+        wg_shared(1, 128, 2)
+    ),
+    unit!(
+        "linear_wg_256",
+        "linear_wg.cu",
+        &["WG=2", "TN=256", "BX=1"],
+        true,
+        "linear_wg",
+        wg_shared(2, 256, 1)
+    ),
+    unit!(
+        "attention_prefill_64",
+        "attention_prefill.cu",
+        &["HD=64", "KT=128", "NC=2", "ST=2"],
+        true,
+        "attention_prefill",
+        prefill_shared(64, 128, 2, 2)
+    ),
+    unit!(
+        "attention_prefill_128",
+        "attention_prefill.cu",
+        &["HD=128", "KT=128", "NC=2", "ST=2"],
+        true,
+        "attention_prefill",
+        prefill_shared(128, 128, 2, 2)
+    ),
+    unit!(
+        "attention_prefill_256",
+        "attention_prefill.cu",
+        &["HD=256", "KT=64", "NC=1", "ST=2"],
+        true,
+        "attention_prefill",
+        prefill_shared(256, 64, 1, 2)
+    ),
+    unit!(
+        "attention_prefill_window_64",
+        "attention_prefill.cu",
+        &["WIN=1", "HD=64", "KT=128", "NC=2", "ST=2"],
+        true,
+        "attention_prefill",
+        prefill_shared(64, 128, 2, 2)
+    ),
+    unit!(
+        "attention_prefill_window_128",
+        "attention_prefill.cu",
+        &["WIN=1", "HD=128", "KT=128", "NC=2", "ST=2"],
+        true,
+        "attention_prefill",
+        prefill_shared(128, 128, 2, 2)
+    ),
+    unit!(
+        "attention_prefill_window_256",
+        "attention_prefill.cu",
+        &["WIN=1", "HD=256", "KT=64", "NC=1", "ST=2"],
+        true,
+        "attention_prefill",
+        prefill_shared(256, 64, 1, 2)
+    ),
+    unit!(
+        "attention_decode_64",
+        "attention_decode.cu",
+        &["HD=64"],
+        true,
+        "attention_decode",
+        decode_shared(64)
+    ),
+    unit!(
+        "attention_decode_128",
+        "attention_decode.cu",
+        &["HD=128"],
+        true,
+        "attention_decode",
+        decode_shared(128)
+    ),
+];
+
+/// The unit of that name.
+pub fn unit(name: &str) -> Option<&'static Unit> {
+    UNITS.iter().find(|u| u.name == name)
+}
+
+/// All options of a unit for an architecture such as `sm_90a`.
+pub fn options(unit: &Unit, arch: &str) -> Vec<String> {
+    let mut all = vec![format!("--gpu-architecture={arch}")];
+    all.extend(OPTIONS.iter().map(|o| o.to_string()));
+    all.extend(unit.defines.iter().map(|d| format!("-D{d}")));
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Cache, Nvrtc, cache::ARCH};
+
+    #[test]
+    fn options_are_exactly_these() {
+        let all = options(unit("linear_mma_16").unwrap(), ARCH);
+        let want = [
+            "--gpu-architecture=sm_90a",
+            "-fmad=false",
+            "--ftz=false",
+            "--prec-div=true",
+            "--prec-sqrt=true",
+            "--std=c++17",
+            "--ptxas-options=-v",
+            "-DNT=2",
+            "-DBX=4",
+        ];
+        assert_eq!(all, want);
+    }
+
+    /// Words that would let the compiler or the hardware round elsewhere than the source says.
+    const FORBIDDEN: [&str; 31] = [
+        "use_fast_math",
+        "__fdividef",
+        "__expf",
+        "__exp10f",
+        "__logf",
+        "__log2f",
+        "__log10f",
+        "__powf",
+        "__sinf",
+        "__cosf",
+        "__tanf",
+        "__sincosf",
+        "__saturatef",
+        "__frsqrt",
+        "rsqrt",
+        ".approx",
+        "rcp.",
+        "expf(",
+        "exp2f(",
+        "logf(",
+        "powf(",
+        "tanhf(",
+        "sqrtf(",
+        "sinf(",
+        "cosf(",
+        "atomicAdd",
+        "red.global",
+        "__fadd_rz",
+        "__fmul_rz",
+        "__fmaf_rz",
+        "#include <",
+    ];
+
+    #[test]
+    fn no_source_holds_fast_math_or_float_atomics() {
+        let sources = UNITS.iter().map(|u| (u.name, u.source));
+        for (name, source) in sources.chain(HEADERS.iter().copied()) {
+            let allowed = source.matches("ex2.approx.ftz.f32").count();
+            for word in FORBIDDEN {
+                let mut found = source.matches(word).count();
+                if word == ".approx" {
+                    // The contract's own exponential, in one place.
+                    assert!(allowed == usize::from(name == "common.cuh"), "{name}");
+                    found -= allowed;
+                }
+                assert_eq!(found, 0, "{name} contains {word}");
+            }
+            // A plain division compiles to the right one only by an option; say it in the source.
+            let code: Vec<&str> = source
+                .lines()
+                .map(|l| l.split("//").next().unwrap())
+                .collect();
+            for line in code {
+                assert!(
+                    !line.contains("1.f/") && !line.contains("1.f /"),
+                    "{name}: {line}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn names_are_unique_and_entries_exist() {
+        let mut seen = std::collections::HashSet::new();
+        for unit in UNITS {
+            for kernel in unit.kernels {
+                assert!(seen.insert(kernel.name), "{}", kernel.name);
+                assert!(
+                    unit.source.contains(&format!(" {}(", kernel.entry)),
+                    "{}",
+                    kernel.name
+                );
+                assert!(kernel.dynamic <= 227 << 10, "{}", kernel.name);
+            }
+        }
+    }
+
+    #[test]
+    fn every_kernel_compiles_and_no_hot_one_spills() {
+        let nvrtc = match Nvrtc::find() {
+            Ok(nvrtc) => nvrtc,
+            Err(error) => {
+                println!("not run: kernels (no NVRTC: {error})");
+                return;
+            }
+        };
+        println!("{nvrtc:?}");
+        let all = Cache::new(None).build_all(&nvrtc, ARCH).unwrap();
+        for (unit, built) in UNITS.iter().zip(all) {
+            assert_eq!(unit.name, built.name);
+            assert_eq!(built.resources.len(), unit.kernels.len(), "{}", unit.name);
+            for r in built.resources {
+                println!(
+                    "{:<28} {:>4} registers {:>4} bytes spilled {:>6} bytes shared",
+                    unit.name, r.registers, r.spills, r.shared
+                );
+                assert!(
+                    unit.kernels.iter().any(|k| k.entry == r.entry),
+                    "{}",
+                    r.entry
+                );
+                assert!(
+                    !unit.hot || r.spills == 0,
+                    "{} spills {} bytes",
+                    unit.name,
+                    r.spills
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,348 @@
+//! Launching each operation: which kernel, what grid, which arguments. Everything that a later operation of the same
+//! stream reads may be read without waiting.
+
+use crate::gpu::{Args, Buffer, Gpu, Shape};
+use crate::{CudaError, kernels};
+use numerics::TOP_N;
+
+type Result<T> = std::result::Result<T, CudaError>;
+
+/// The plain kernel for products.
+pub const LINEAR_REF: &str = "linear_ref";
+pub(crate) fn refuse(ok: bool, what: impl FnOnce() -> String) -> Result<()> {
+    if ok {
+        Ok(())
+    } else {
+        Err(CudaError::Unsupported(what()))
+    }
+}
+
+/// Whether a buffer holds so many bytes from `at`.
+pub(crate) fn holds(buffer: &Buffer, at: usize, bytes: usize, what: &str) -> Result<()> {
+    refuse(at + bytes <= buffer.bytes(), || {
+        format!(
+            "{what}: {bytes} bytes at {at} of a buffer of {}",
+            buffer.bytes()
+        )
+    })
+}
+
+/// `y = x · Wᵀ + bias`.
+pub struct Linear<'a> {
+    /// `[tokens][width]` bf16.
+    pub x: &'a Buffer,
+    /// `[outputs][width]` bf16.
+    pub w: &'a Buffer,
+    /// `[outputs]` f32.
+    pub bias: Option<&'a Buffer>,
+    /// `[tokens][outputs]`: f32 if `wide`, else bf16.
+    pub y: &'a Buffer,
+    /// See `y`.
+    pub wide: bool,
+    /// Rows of x.
+    pub tokens: usize,
+    /// Rows of W.
+    pub outputs: usize,
+    /// K.
+    pub width: usize,
+}
+
+impl Linear<'_> {
+    /// The kernels that can do it, fastest first.
+    pub fn kernels(tokens: usize, width: usize) -> Vec<&'static str> {
+        if !width.is_multiple_of(8) {
+            return vec![LINEAR_REF]; // a tensor map's rows are multiples of 16 bytes
+        }
+        let mut all = Vec::new();
+        for (name, most) in [
+            ("linear_mma_8", 8),
+            ("linear_mma_16", 16),
+            ("linear_mma_32", 32),
+        ] {
+            if tokens <= most {
+                all.push(name);
+            }
+        }
+        let mut wide = ["linear_wg_64", "linear_wg_128", "linear_wg_256"];
+        if tokens > 128 {
+            wide.reverse();
+        } else if tokens > 64 {
+            wide.swap(0, 1);
+        }
+        all.extend(wide);
+        all
+    }
+
+    /// The fastest kernel.
+    pub fn best(&self) -> &'static str {
+        let all = Self::kernels(self.tokens, self.width);
+        all.first().copied().unwrap_or(LINEAR_REF)
+    }
+
+    /// Launches it on one of [`Linear::kernels`].
+    pub fn run(&self, gpu: &Gpu, kernel: &'static str) -> Result<()> {
+        let (t, n, k) = (self.tokens, self.outputs, self.width);
+        holds(self.x, 0, t * k * 2, "x")?;
+        holds(self.w, 0, n * k * 2, "weights")?;
+        holds(self.y, 0, t * n * if self.wide { 4 } else { 2 }, "results")?;
+        if let Some(bias) = self.bias {
+            holds(bias, 0, n * 4, "bias")?;
+        }
+        let out = |args: Args| {
+            let args = args.optional(self.bias);
+            let (narrow, wide) = if self.wide {
+                (None, Some(self.y))
+            } else {
+                (Some(self.y), None)
+            };
+            args.optional(narrow).optional(wide)
+        };
+        if kernel == LINEAR_REF {
+            let args = out(Args::new().buffer(self.x).buffer(self.w)).int(n).int(k);
+            // SAFETY: the signature of linear_ref; sizes checked above.
+            return unsafe { gpu.launch(kernel, Shape::new(n.div_ceil(128), 128).by(t), &args) };
+        }
+        // Rows of W and of x a tile, threads a block.
+        let (rows, tokens, threads, parts) = match kernel {
+            "linear_mma_8" => (64, 8, 160, 1),
+            "linear_mma_16" => (64, 16, 160, 1),
+            "linear_mma_32" => (64, 32, 160, 1),
+            "linear_wg_64" => (64, 64, 256, t.div_ceil(64)),
+            "linear_wg_128" => (64, 128, 256, t.div_ceil(128)),
+            "linear_wg_256" => (128, 256, 384, t.div_ceil(256)),
+            _ => return Err(CudaError::Unsupported(format!("{kernel} is no product"))),
+        };
+        refuse(k.is_multiple_of(8) && t <= tokens * parts, || {
+            format!("{kernel} cannot do {t} tokens of {k}")
+        })?;
+        let w = gpu.tensor_map(self.w, n, k, rows)?;
+        let x = gpu.tensor_map(self.x, t, k, tokens)?;
+        let blocks = (n.div_ceil(rows) * parts).min(gpu.multiprocessors());
+        let shared = kernels::unit(kernel).map_or(0, |u| u.kernels[0].dynamic);
+        let args = out(Args::new().map(w).map(x)).int(n).int(k).int(t);
+        // SAFETY: the signature of linear_mma and linear_wg; maps bound what is read, n and t what is written.
+        unsafe { gpu.launch(kernel, Shape::new(blocks, threads).shared(shared), &args) }
+    }
+}
+
+/// `x[t] = table[ids[t]]`, scaled where asked. Ids must be rows of the table.
+pub fn embed(
+    gpu: &Gpu,
+    table: &Buffer,
+    ids: &Buffer,
+    x: &Buffer,
+    tokens: usize,
+    width: usize,
+    scale: Option<f32>,
+) -> Result<()> {
+    holds(ids, 0, tokens * 4, "ids")?;
+    holds(x, 0, tokens * width * 2, "rows")?;
+    let args = Args::new()
+        .buffer(table)
+        .buffer(ids)
+        .buffer(x)
+        .int(width)
+        .int(usize::from(scale.is_some()))
+        .float(scale.unwrap_or(1.0));
+    // SAFETY: the signature of embed; the caller answers for the ids.
+    unsafe { gpu.launch("embed", Shape::new(tokens, 128), &args) }
+}
+
+/// `h = h + branch`; with weights and a place for it, `y = RMSNorm(h)`.
+pub fn norm(
+    gpu: &Gpu,
+    h: &Buffer,
+    branch: Option<&Buffer>,
+    to: Option<(&Buffer, &Buffer)>,
+    rows: usize,
+    width: usize,
+    eps: f32,
+) -> Result<()> {
+    holds(h, 0, rows * width * 2, "rows")?;
+    if let Some(b) = branch {
+        holds(b, 0, rows * width * 2, "branch")?;
+    }
+    if let Some((w, y)) = to {
+        holds(w, 0, width * 4, "weights")?;
+        holds(y, 0, rows * width * 2, "results")?;
+    }
+    let args = Args::new()
+        .buffer(h)
+        .optional(branch)
+        .optional(to.map(|t| t.0))
+        .optional(to.map(|t| t.1))
+        .int(width)
+        .float(eps);
+    // SAFETY: the signature of norm_rows; sizes checked above.
+    unsafe { gpu.launch("norm", Shape::new(rows, 128), &args) }
+}
+
+/// q/k norms, RoPE, and k and v into their pages.
+pub struct Heads<'a> {
+    /// `[tokens][heads + 2 kv_heads][head_dim]` bf16.
+    pub qkv: &'a Buffer,
+    /// `[tokens][heads][head_dim]` bf16.
+    pub q: &'a Buffer,
+    /// Pages of one layer, and the byte where they begin.
+    pub pool: (&'a Buffer, usize),
+    /// `[tokens]` i32: page · 64 + place, or −1 for none.
+    pub slots: &'a Buffer,
+    /// `[tokens]` i32: places behind it that become +0.
+    pub clear: &'a Buffer,
+    /// `[tokens]` i32: row of the tables.
+    pub positions: &'a Buffer,
+    /// `[positions][head_dim / 2]` f32.
+    pub cos: &'a Buffer,
+    /// Likewise.
+    pub sin: &'a Buffer,
+    /// `[head_dim]` f32.
+    pub q_norm: Option<&'a Buffer>,
+    /// Likewise.
+    pub k_norm: Option<&'a Buffer>,
+    /// Rows.
+    pub tokens: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key/value heads.
+    pub kv_heads: usize,
+    /// Even, at most 256.
+    pub head_dim: usize,
+    /// Epsilon of the norms.
+    pub eps: f32,
+}
+
+impl Heads<'_> {
+    /// Launches it. Slots and positions must lie in the pool and the tables.
+    pub fn run(&self, gpu: &Gpu) -> Result<()> {
+        let (t, d) = (self.tokens, self.head_dim);
+        refuse(d <= 256 && d.is_multiple_of(2), || {
+            format!("heads of {d}; even and at most 256 are allowed")
+        })?;
+        holds(
+            self.qkv,
+            0,
+            t * (self.heads + 2 * self.kv_heads) * d * 2,
+            "q, k and v",
+        )?;
+        holds(self.q, 0, t * self.heads * d * 2, "queries")?;
+        for list in [self.slots, self.clear, self.positions] {
+            holds(list, 0, t * 4, "a list of tokens")?;
+        }
+        let args = Args::new()
+            .buffer(self.qkv)
+            .buffer(self.q)
+            .inside(self.pool.0, self.pool.1)
+            .buffer(self.slots)
+            .buffer(self.clear)
+            .buffer(self.positions)
+            .buffer(self.cos)
+            .buffer(self.sin)
+            .optional(self.q_norm)
+            .optional(self.k_norm)
+            .int(self.heads)
+            .int(self.kv_heads)
+            .int(d)
+            .float(self.eps);
+        // SAFETY: the signature of heads; the caller answers for slots and positions.
+        unsafe {
+            gpu.launch(
+                "heads",
+                Shape::new(self.heads + self.kv_heads, 32).by(t),
+                &args,
+            )
+        }
+    }
+}
+
+/// `y = act(gate) · up` from `[tokens][2][width]`.
+pub fn activation(
+    gpu: &Gpu,
+    gate_up: &Buffer,
+    y: &Buffer,
+    tokens: usize,
+    width: usize,
+    gelu: bool,
+) -> Result<()> {
+    holds(gate_up, 0, tokens * width * 4, "gates")?;
+    holds(y, 0, tokens * width * 2, "results")?;
+    let args = Args::new()
+        .buffer(gate_up)
+        .buffer(y)
+        .int(width)
+        .int(usize::from(gelu));
+    // SAFETY: the signature of activation; sizes checked above.
+    unsafe {
+        gpu.launch(
+            "activation",
+            Shape::new(width.div_ceil(256), 256).by(tokens),
+            &args,
+        )
+    }
+}
+
+/// Where selection's results go.
+pub struct Selection {
+    ids: Buffer,
+    tops: Buffer,
+    lse: Buffer,
+    nan: Buffer,
+}
+
+/// A row's first logits in order, or `None` where one is NaN, and its log-sum-exp.
+pub type Picked = (Option<Vec<(u32, f32)>>, f32);
+
+impl Selection {
+    /// Room for so many rows.
+    pub fn new(gpu: &Gpu, rows: usize) -> Result<Self> {
+        Ok(Self {
+            ids: gpu.alloc(rows * TOP_N * 4, "ids")?,
+            tops: gpu.alloc(rows * TOP_N * 4, "logits")?,
+            lse: gpu.alloc(rows * 4, "sums")?,
+            nan: gpu.alloc(rows * 4, "states")?,
+        })
+    }
+
+    /// Launches it on `[rows][stride]` f32 of which the first `vocab` of a row count; −0 becomes +0 in place.
+    pub fn run(
+        &self,
+        gpu: &Gpu,
+        z: &Buffer,
+        rows: usize,
+        stride: usize,
+        vocab: usize,
+    ) -> Result<()> {
+        holds(z, 0, rows * stride * 4, "logits")?;
+        holds(&self.lse, 0, rows * 4, "sums")?;
+        refuse(vocab <= stride, || {
+            format!("{vocab} logits in rows of {stride}")
+        })?;
+        let args = Args::new()
+            .buffer(z)
+            .int(stride)
+            .int(vocab)
+            .buffer(&self.ids)
+            .buffer(&self.tops)
+            .buffer(&self.lse)
+            .buffer(&self.nan);
+        // SAFETY: the signature of logits; sizes checked above.
+        unsafe { gpu.launch("logits", Shape::new(rows, 1024), &args) }
+    }
+
+    /// Waits and reads.
+    pub fn read(&self, gpu: &Gpu, rows: usize, vocab: usize) -> Result<Vec<Picked>> {
+        let ids: Vec<u32> = gpu.download(&self.ids, rows * TOP_N)?;
+        let tops: Vec<f32> = gpu.download(&self.tops, rows * TOP_N)?;
+        let lse: Vec<f32> = gpu.download(&self.lse, rows)?;
+        let nan: Vec<i32> = gpu.download(&self.nan, rows)?;
+        Ok((0..rows)
+            .map(|r| {
+                let row = r * TOP_N..r * TOP_N + TOP_N.min(vocab);
+                let pairs = ids[row.clone()]
+                    .iter()
+                    .copied()
+                    .zip(tops[row].iter().copied());
+                ((nan[r] == 0).then(|| pairs.collect()), lse[r])
+            })
+            .collect())
+    }
+}

@@ -1,0 +1,43 @@
+//! The CUDA device.
+//!
+//! Nothing of CUDA is needed to build or start a program that holds this crate: the driver and NVRTC are loaded when
+//! first asked for, and whatever is missing or wrong is a [`CudaError`], one line that names it.
+//!
+//! [`kernels`] lists what there is to compile, [`nvrtc`] compiles it, [`cache`] keeps the results on disk. [`gpu`] owns
+//! a device's context, memory and launches; [`launch`] and [`attention`] know each operation's kernels. On top of them
+//! [`decoder`] runs whole models, and [`ops`] runs single operations for tests to compare.
+
+pub mod attention;
+pub mod cache;
+pub mod decoder;
+pub mod error;
+pub mod gpu;
+pub mod kernels;
+pub mod launch;
+pub mod library;
+pub mod nvrtc;
+pub mod ops;
+pub mod pages;
+pub mod report;
+pub mod weights;
+
+pub use cache::{Built, Cache};
+pub use decoder::CudaDevice;
+pub use error::CudaError;
+pub use gpu::Gpu;
+pub use nvrtc::Nvrtc;
+pub use ops::CudaOps;
+
+/// An error and its causes on one line; `dlopen`'s reason is such a cause.
+fn error_text(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(c) = cause {
+        let c_text = c.to_string();
+        if !text.contains(&c_text) {
+            text = format!("{text}: {c_text}");
+        }
+        cause = c.source();
+    }
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}

@@ -108,6 +108,14 @@ pub enum Command {
     Inspect(InspectArgs),
     /// Fetch the default model into the cache folder
     Pull,
+    /// Run every operation of profile hopper-bf16 on a device and compare it with the contract, bit for bit
+    Selftest(SelftestArgs),
+    /// List the GPU kernels, or compile them ahead of time
+    Kernels {
+        /// What to do
+        #[command(subcommand)]
+        command: KernelsCommand,
+    },
     /// Print a shell completion script
     Completions {
         /// Shell
@@ -305,4 +313,48 @@ pub struct InspectArgs {
     /// Print the chat template's source and nothing else
     #[arg(long)]
     pub template: bool,
+}
+
+/// `selftest`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    blocklock selftest --device cpu\n  \
+    blocklock selftest --device cuda\n  \
+    blocklock selftest --device cuda:1 --filter attention --json\n\n\
+    Exit code 1 if any result differs.")]
+pub struct SelftestArgs {
+    /// Run only cases whose name contains this
+    #[arg(long, value_name = "TEXT")]
+    pub filter: Option<String>,
+    /// Write the digest of every case to a file
+    #[arg(long, value_name = "FILE", conflicts_with = "filter", value_hint = ValueHint::FilePath)]
+    pub record: Option<PathBuf>,
+    /// Compare with the scalar reference only cases of at most so many million steps of its chains
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
+    pub steps: u32,
+}
+
+/// `kernels`.
+#[derive(Debug, Subcommand)]
+pub enum KernelsCommand {
+    /// List them
+    List,
+    /// Compile all of them, into the cache or a folder; needs NVRTC 13, but no GPU
+    Build(BuildArgs),
+}
+
+/// `kernels build`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    blocklock kernels build\n  \
+    blocklock kernels build --out cubins --json\n\n\
+    NVRTC (libnvrtc.so.13) is looked for in the folders of BLOCKLOCK_CUDA_LIBRARIES or, where that is not set, in \
+    CUDA_HOME, /usr/local/cuda*, Python environments and the system's library path.")]
+pub struct BuildArgs {
+    /// Write NAME.cubin files here instead of filling the cache
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub out: Option<PathBuf>,
+    /// GPU architecture
+    #[arg(long, value_name = "ARCH", default_value = "sm_90a", value_parser = ["sm_90a"])]
+    pub arch: String,
 }

@@ -10,11 +10,13 @@ mod generate;
 mod identity;
 mod input;
 mod inspect;
+mod kernels;
 mod output;
 mod progress;
 mod pull;
 mod sampling;
 mod score;
+mod selftest;
 mod session;
 mod settings;
 mod stop;
@@ -61,6 +63,8 @@ fn run(cli: Cli) -> anyhow::Result<Outcome> {
         Command::Bench(args) => bench::run(&cli.global, &args),
         Command::Inspect(args) => inspect::run(&cli.global, &args),
         Command::Pull => pull::run(&cli.global),
+        Command::Selftest(args) => selftest::run(&cli.global, &args),
+        Command::Kernels { command } => kernels::run(&cli.global, &command),
     }
 }
 
@@ -93,7 +97,7 @@ fn usage(error: clap::Error) -> ExitCode {
             ExitCode::SUCCESS
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => fail(
-            "no command given; allowed: generate, check, bench, inspect, pull, completions (see blocklock --help)",
+            "no command given; allowed: generate, check, bench, inspect, pull, selftest, kernels, completions (see blocklock --help)",
         ),
         _ => {
             let text = text.strip_prefix("error: ").unwrap_or(&text);

@@ -125,7 +125,9 @@ impl Settings {
         match self.device.value.as_str() {
             "cpu" => {}
             cuda if cuda == "cuda" || cuda.starts_with("cuda:") => {
-                bail!("--device {cuda}: this build has no CUDA device; allowed: cpu")
+                bail!(
+                    "--device {cuda}: this command runs on the CPU only; allowed: cpu (selftest takes cuda)"
+                )
             }
             other => bail!("--device {other}: unknown device; allowed: cpu"),
         }

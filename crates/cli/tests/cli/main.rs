@@ -6,6 +6,7 @@ mod batch;
 mod combinations;
 mod commands;
 mod generate;
+mod kernels;
 mod profiles;
 mod pull;
 mod real;

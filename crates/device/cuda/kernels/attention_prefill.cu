@@ -42,6 +42,8 @@ extern "C" __global__ void __launch_bounds__(128 * (NC + 1), 1) attention_prefil
     mb_fence();
   }
   __syncthreads();
+  let_next_start();
+  wait_for_previous();
   // The first key that the query at p sees; tiles before the first row's are not loaded.
   auto lo = [&](int p) { return WIN ? max(0, p - window + 1) : 0; };
   const int last = end - 1, ntot = last / KT + 1, j0 = lo(q0) / KT;

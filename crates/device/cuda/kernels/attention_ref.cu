@@ -6,6 +6,8 @@ extern "C" __global__ void __launch_bounds__(256) attention_ref(const bf* q, con
     const int* position, const int* table, int most, int hq, int hkv, int d, int tile, int window, float scale) {
   __shared__ float S[128];
   __shared__ bf P[128];
+  let_next_start();
+  wait_for_previous();
   const int row = blockIdx.x, h = blockIdx.y, hk = h / (hq / hkv), t = threadIdx.x, p = position[row];
   if (p < 0) return;
   const bf* qr = q + ((size_t)row * hq + h) * d;

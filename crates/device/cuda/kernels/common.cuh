@@ -18,6 +18,11 @@ __device__ __forceinline__ float rint_(float x) { float y; asm("cvt.rni.f32.f32 
 __device__ __forceinline__ float ex2(float x) { float y; asm("ex2.approx.ftz.f32 %0,%1;" : "=f"(y) : "f"(x)); return y; }
 __device__ __forceinline__ bool finite(bf x) { return (x & 0x7f80) != 0x7f80; }
 
+// A kernel starts beside the one before it and waits for all of it before touching anything that another kernel writes
+// or reads. Every block must wait, or the kernel after this one could pass the one before.
+__device__ __forceinline__ void let_next_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 // Keys and values lie in pages of 64 tokens: [dims / 64][64 tokens][128 bytes], 16-byte groups XORed with token & 7.
 // This is the image that ldmatrix and wgmma read with a 128-byte swizzle. A page of one kv head has PAGE(d) bytes;
 // a block of the pool is [K, V][kv heads] pages.

@@ -13,6 +13,8 @@ __device__ __forceinline__ void rotate(float a, float b, float c, float s, bf& y
 extern "C" __global__ void __launch_bounds__(32) heads(const bf* qkv, bf* qo, u8* pool, const int* slot, const int* clear,
     const int* position, const float* cosines, const float* sines, const float* qw, const float* kw, int hq, int hkv, int d, float eps) {
   __shared__ float x[256];
+  let_next_start();
+  wait_for_previous();
   const int h = blockIdx.x, t = blockIdx.y, l = threadIdx.x, half = d / 2;
   const bf* in = qkv + ((size_t)t * (hq + 2 * hkv) + h) * d;
   const float* w = h < hq ? qw : kw;

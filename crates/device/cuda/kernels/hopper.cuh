@@ -26,6 +26,3 @@ __device__ __forceinline__ void tma(u32 dst, const TMap* m, int x, int y, u32 ba
     :: "r"(dst), "l"(m), "r"(x), "r"(y), "r"(bar), "l"(policy) : "memory"); }
 __device__ __forceinline__ u64 evict_first() { u64 p; asm("createpolicy.fractional.L2::evict_first.b64 %0,1.0;" : "=l"(p)); return p; }
 __device__ __forceinline__ u64 evict_last() { u64 p; asm("createpolicy.fractional.L2::evict_last.b64 %0,1.0;" : "=l"(p)); return p; }
-// Programmatic dependent launch; both do nothing in an ordinary launch.
-__device__ __forceinline__ void let_next_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-__device__ __forceinline__ void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }

@@ -2,6 +2,8 @@
 // y = x . W^T + bias; W: [n][k], x: [tokens][k]; bf16 to yb, or f32 to yf where that is given. Grid: (n / 128, tokens).
 #include "k16.cuh"
 extern "C" __global__ void __launch_bounds__(128) linear_ref(const bf* x, const bf* w, const float* bias, bf* yb, float* yf, int n, int k) {
+  let_next_start();
+  wait_for_previous();
   int o = blockIdx.x * 128 + threadIdx.x;
   if (o >= n) return;
   const bf *xr = x + (size_t)blockIdx.y * k, *wr = w + (size_t)o * k;

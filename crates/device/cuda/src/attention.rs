@@ -105,6 +105,10 @@ impl Plan {
             }
         }
         let items = items(heads.dim, runs);
+        let lists = [&sequence, &position, table, items.as_flattened()];
+        let [sequence, position, table_list, item_list] =
+            gpu.upload_all(lists, "work of attention")?;
+        let listed = (sequence, position, table_list, item_list);
         let decode = match runs.iter().all(|r| r.count == 1) {
             true => Some(Decode::new(gpu, heads, table, most, runs)?),
             false => None,
@@ -114,13 +118,10 @@ impl Plan {
             runs: runs.to_vec(),
             rows,
             most,
-            sequence: gpu.upload(&sequence, "sequences")?,
-            position: gpu.upload(&position, "positions")?,
-            table: gpu.upload(table, "block tables")?,
-            prefill: (
-                items.len(),
-                gpu.upload(items.as_flattened(), "work of attention")?,
-            ),
+            sequence: listed.0,
+            position: listed.1,
+            table: listed.2,
+            prefill: (items.len(), listed.3),
             decode,
         })
     }

@@ -181,7 +181,7 @@ impl CudaDevice {
             }
             for (t, &token) in segment.tokens.iter().enumerate() {
                 let p = segment.start + t;
-                ids.push(token);
+                ids.push(token as i32);
                 positions.push(p as i32);
                 slots.push(
                     (segment.blocks[p / BLOCK_TOKENS] as usize * BLOCK_TOKENS + p % BLOCK_TOKENS)
@@ -205,13 +205,16 @@ impl CudaDevice {
                 plans.push(Plan::new(gpu, heads, &table, most, &runs)?);
             }
         }
+        let last = positions.iter().copied().max().unwrap_or(0) as usize + 1;
+        let lists = [&ids[..], &slots, &clear, &positions];
+        let [ids, slots, clear, positions] = gpu.upload_all(lists, "a step's lists")?;
         Ok(Step {
             rows,
-            ids: gpu.upload(&ids, "token ids")?,
-            slots: gpu.upload(&slots, "slots")?,
-            clear: gpu.upload(&clear, "slots")?,
-            last: positions.iter().copied().max().unwrap_or(0) as usize + 1,
-            positions: gpu.upload(&positions, "positions")?,
+            ids,
+            slots,
+            clear,
+            positions,
+            last,
             attention: plans,
         })
     }
@@ -458,12 +461,21 @@ impl Device for CudaDevice {
         family == KernelFamily::Contract
     }
 
+    fn unsupported(&self, family: KernelFamily) -> String {
+        match family {
+            KernelFamily::Contract => "contract kernels are always there".into(),
+            KernelFamily::Vendor => {
+                "the CUDA device has no vendor kernels, only contract kernels".into()
+            }
+        }
+    }
+
     fn execute(&mut self, step: &StepPlan) -> std::result::Result<StepOutput, DeviceError> {
         let (vocab, context) = (self.config.vocab_size, self.config.context);
         plan::validate(step, vocab, context, self.kv_blocks)?;
         if step.launches.iter().any(|l| !self.supports(l.family)) {
             return Err(DeviceError::Unsupported(
-                "the CUDA device runs contract launches only".into(),
+                self.unsupported(KernelFamily::Vendor),
             ));
         }
         let mut out = StepOutput::default();
@@ -476,7 +488,7 @@ impl Device for CudaDevice {
                 for segment in &launch.segments {
                     rows.push(all.by_ref().take(segment.outputs.len()).collect());
                 }
-                // Buffers of the step are freed only when nothing reads them.
+                // A launch without outputs fails here, not later.
                 self.gpu.synchronize()?;
             }
             out.rows.push(rows);

@@ -19,7 +19,7 @@ pub struct Gpu {
     driver: i32,
     nvrtc: String,
     multiprocessors: usize,
-    stream: sys::CUstream,
+    stream: Arc<Stream>,
     modules: Vec<sys::CUmodule>,
     functions: HashMap<&'static str, CUfunction>,
     context: Arc<CudaContext>,
@@ -96,15 +96,14 @@ impl Gpu {
         let multiprocessors =
             attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as usize;
         let nvrtc = Nvrtc::find()?;
-        let stream = result::stream::create(result::stream::StreamKind::NonBlocking)
-            .map_err(fail("cannot create a stream"))?;
+        let stream = Stream::new(&context).map_err(fail("cannot create a stream"))?;
         let mut gpu = Self {
             index,
             name,
             driver,
             nvrtc: format!("{}.{}", nvrtc.version.0, nvrtc.version.1),
             multiprocessors,
-            stream,
+            stream: Arc::new(stream),
             modules: Vec::new(),
             functions: HashMap::new(),
             context,
@@ -186,15 +185,19 @@ impl Gpu {
             .map_err(|e| self.error("cannot use its context", e))
     }
 
-    /// `bytes` bytes of device memory, not initialised. `what` names them where memory runs out.
+    /// `bytes` bytes of device memory, not initialised, in order with launches: taking and dropping it costs little.
+    /// `what` names them where memory runs out.
     pub fn alloc(&self, bytes: usize, what: &str) -> Result<Buffer, CudaError> {
         self.bind()?;
-        // SAFETY: freed by the buffer.
-        match unsafe { result::malloc_sync(bytes.max(16)) } {
+        // SAFETY: freed by the memory.
+        match unsafe { result::malloc_async(self.stream.handle, bytes.max(16)) } {
             Ok(address) => Ok(Buffer {
                 address,
                 bytes,
-                context: Arc::clone(&self.context),
+                memory: Arc::new(Memory {
+                    address,
+                    stream: Arc::clone(&self.stream),
+                }),
             }),
             Err(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => {
                 let (free, total) = result::mem_get_info().unwrap_or((0, 0));
@@ -208,6 +211,27 @@ impl Gpu {
             }
             Err(error) => Err(self.error(format!("cannot allocate {what}"), error)),
         }
+    }
+
+    /// Copies of several lists in one piece of device memory.
+    pub fn upload_all<const N: usize>(
+        &self,
+        lists: [&[i32]; N],
+        what: &str,
+    ) -> Result<[Buffer; N], CudaError> {
+        let mut all = Vec::new();
+        let mut starts = [0; N];
+        for (list, start) in lists.iter().zip(&mut starts) {
+            all.resize(all.len().next_multiple_of(8), 0); // kernels read up to 16 bytes at once
+            *start = all.len() * 4;
+            all.extend_from_slice(list);
+        }
+        let whole = self.upload(&all, what)?;
+        Ok(std::array::from_fn(|i| Buffer {
+            address: whole.address + starts[i] as u64,
+            bytes: lists[i].len() * 4,
+            memory: Arc::clone(&whole.memory),
+        }))
     }
 
     /// A copy of `data` in device memory.
@@ -224,10 +248,9 @@ impl Gpu {
             return Ok(());
         }
         self.bind()?;
-        // SAFETY: in bounds, ordered by the stream, and `data` lives until the copy is done.
-        unsafe { result::memcpy_htod_async(buffer.address + at as u64, data, self.stream) }
-            .map_err(|e| self.error("cannot copy to the device", e))?;
-        self.synchronize()
+        // SAFETY: in bounds, ordered by the stream; the driver has read pageable memory when the call returns.
+        unsafe { result::memcpy_htod_async(buffer.address + at as u64, data, self.stream.handle) }
+            .map_err(|e| self.error("cannot copy to the device", e))
     }
 
     /// Copies from byte `at` of a buffer, after everything launched before.
@@ -243,7 +266,7 @@ impl Gpu {
         }
         self.bind()?;
         // SAFETY: in bounds, ordered by the stream, and `data` lives until the copy is done.
-        unsafe { result::memcpy_dtoh_async(data, buffer.address + at as u64, self.stream) }
+        unsafe { result::memcpy_dtoh_async(data, buffer.address + at as u64, self.stream.handle) }
             .map_err(|e| self.error("cannot copy from the device", e))?;
         self.synchronize()
     }
@@ -263,7 +286,7 @@ impl Gpu {
             return Ok(());
         }
         // SAFETY: in bounds, ordered by the stream.
-        unsafe { result::memset_d8_async(buffer.address + at as u64, byte, n, self.stream) }
+        unsafe { result::memset_d8_async(buffer.address + at as u64, byte, n, self.stream.handle) }
             .map_err(|e| self.error("cannot fill memory", e))
     }
 
@@ -278,7 +301,7 @@ impl Gpu {
         self.inside(buffer, at, n)?;
         self.bind()?;
         // SAFETY: in bounds, ordered by the stream.
-        unsafe { sys::cuMemsetD16Async(buffer.address + at as u64, x, n / 2, self.stream) }
+        unsafe { sys::cuMemsetD16Async(buffer.address + at as u64, x, n / 2, self.stream.handle) }
             .result()
             .map_err(|e| self.error("cannot fill memory", e))
     }
@@ -300,7 +323,7 @@ impl Gpu {
         }
         let (src, dst) = (from.address + at as u64, to.address + to_at as u64);
         // SAFETY: in bounds, ordered by the stream.
-        unsafe { result::memcpy_dtod_async(dst, src, n, self.stream) }
+        unsafe { result::memcpy_dtod_async(dst, src, n, self.stream.handle) }
             .map_err(|e| self.error("cannot copy on the device", e))
     }
 
@@ -318,11 +341,11 @@ impl Gpu {
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.bind()?;
         // SAFETY: our stream.
-        unsafe { result::stream::synchronize(self.stream) }
+        unsafe { result::stream::synchronize(self.stream.handle) }
             .map_err(|e| self.error("a kernel failed", e))
     }
 
-    /// Launches a kernel by its name in [`kernels::UNITS`].
+    /// Launches a kernel by its name in [`kernels::UNITS`]. It starts beside the one before and waits for it itself.
     ///
     /// # Safety
     /// The arguments must be those of the kernel's signature, in order, and stay inside their buffers.
@@ -354,9 +377,9 @@ impl Gpu {
             blockDimY: 1,
             blockDimZ: 1,
             sharedMemBytes: shape.shared,
-            hStream: self.stream,
+            hStream: self.stream.handle,
             attrs: &mut early,
-            numAttrs: u32::from(shape.early),
+            numAttrs: 1,
         };
         // SAFETY: the caller vouches for the arguments; everything pointed to lives until the call returns.
         unsafe {
@@ -419,8 +442,47 @@ impl Drop for Gpu {
             // SAFETY: loaded by us, nothing runs.
             let _ = unsafe { result::module::unload(module) };
         }
-        // SAFETY: created by us, nothing runs.
-        let _ = unsafe { result::stream::destroy(self.stream) };
+    }
+}
+
+/// A queue of work on the device; outlives everything that is freed through it.
+struct Stream {
+    handle: sys::CUstream,
+    context: Arc<CudaContext>,
+}
+
+// SAFETY: a handle of the driver, usable from any thread that binds the context.
+unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Sync for Stream {}
+
+impl Stream {
+    fn new(context: &Arc<CudaContext>) -> Result<Self, DriverError> {
+        // Memory freed by one step serves the next instead of going back to the system.
+        // SAFETY: the device's own pool, and a 64-bit value as its attribute asks.
+        unsafe {
+            let pool = result::device::get_default_mem_pool(context.cu_device())?;
+            let mut keep = u64::MAX;
+            sys::cuMemPoolSetAttribute(
+                pool,
+                sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
+                (&raw mut keep).cast(),
+            )
+            .result()?;
+        }
+        Ok(Self {
+            handle: result::stream::create(result::stream::StreamKind::NonBlocking)?,
+            context: Arc::clone(context),
+        })
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if self.context.bind_to_thread().is_ok() {
+            // SAFETY: created by us; the driver ends what is queued first.
+            let _ = unsafe { result::stream::destroy(self.handle) };
+        }
     }
 }
 
@@ -433,8 +495,6 @@ pub struct Shape {
     pub block: u32,
     /// Dynamic shared memory, bytes.
     pub shared: u32,
-    /// Start beside the kernel before; only for kernels that wait for it themselves.
-    pub early: bool,
 }
 
 impl Shape {
@@ -444,7 +504,6 @@ impl Shape {
             grid: [blocks as u32, 1, 1],
             block,
             shared: 0,
-            early: false,
         }
     }
 
@@ -461,11 +520,17 @@ impl Shape {
     }
 }
 
-/// Memory of a device, freed when dropped.
+/// Memory of a device, or part of it, freed when the last part is dropped.
 pub struct Buffer {
     address: u64,
     bytes: usize,
-    context: Arc<CudaContext>,
+    memory: Arc<Memory>,
+}
+
+/// One allocation, freed in order with launches: kernels queued before may still use it.
+struct Memory {
+    address: u64,
+    stream: Arc<Stream>,
 }
 
 impl Buffer {
@@ -475,11 +540,11 @@ impl Buffer {
     }
 }
 
-impl Drop for Buffer {
+impl Drop for Memory {
     fn drop(&mut self) {
-        if self.context.bind_to_thread().is_ok() {
-            // SAFETY: allocated by us; the driver waits for kernels that use it.
-            let _ = unsafe { result::free_sync(self.address) };
+        if self.stream.context.bind_to_thread().is_ok() {
+            // SAFETY: allocated by us on this stream.
+            let _ = unsafe { result::free_async(self.address, self.stream.handle) };
         }
     }
 }

@@ -96,7 +96,29 @@ pub static UNITS: &[Unit] = &[
     unit!("norm", "norm.cu", &[], false, "norm_rows", 0),
     unit!("heads", "heads.cu", &[], false, "heads", 0),
     unit!("activation", "activation.cu", &[], false, "activation", 0),
-    unit!("logits", "logits.cu", &[], false, "logits", 0),
+    Unit {
+        name: "logits",
+        source: include_str!("../kernels/logits.cu"),
+        defines: &[],
+        hot: false,
+        kernels: &[
+            Kernel {
+                name: "logits_parts",
+                entry: "logits_parts",
+                dynamic: 0,
+            },
+            Kernel {
+                name: "logits_sums",
+                entry: "logits_sums",
+                dynamic: 0,
+            },
+            Kernel {
+                name: "logits_pick",
+                entry: "logits_pick",
+                dynamic: 0,
+            },
+        ],
+    },
     unit!("linear_ref", "linear_ref.cu", &[], false, "linear_ref", 0),
     unit!(
         "attention_ref",
@@ -315,6 +337,18 @@ mod tests {
                     "{name}: {line}"
                 );
             }
+        }
+    }
+
+    /// A kernel that starts early and does not wait would read what is not there yet.
+    #[test]
+    fn every_kernel_waits_for_the_one_before() {
+        for unit in UNITS {
+            let entries = unit.source.matches("extern \"C\" __global__").count();
+            assert_eq!(entries, unit.kernels.len(), "{}", unit.name);
+            let starts = unit.source.matches("let_next_start();").count();
+            let waits = unit.source.matches("wait_for_previous();").count();
+            assert!(starts == entries && waits >= entries, "{}", unit.name);
         }
     }
 

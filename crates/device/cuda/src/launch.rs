@@ -280,13 +280,19 @@ pub fn activation(
     }
 }
 
-/// Where selection's results go.
+/// Where selection's results go, and what its kernels hand on.
 pub struct Selection {
+    keys: Buffer,
+    sums: Buffer,
+    wrong: Buffer,
     ids: Buffer,
     tops: Buffer,
     lse: Buffer,
     nan: Buffer,
 }
+
+/// Blocks a row of the first two kernels.
+const PARTS: usize = 32;
 
 /// A row's first logits in order, or `None` where one is NaN, and its log-sum-exp.
 pub type Picked = (Option<Vec<(u32, f32)>>, f32);
@@ -294,11 +300,15 @@ pub type Picked = (Option<Vec<(u32, f32)>>, f32);
 impl Selection {
     /// Room for so many rows.
     pub fn new(gpu: &Gpu, rows: usize) -> Result<Self> {
+        let room = |n: usize| gpu.alloc(rows * n, "selection");
         Ok(Self {
-            ids: gpu.alloc(rows * TOP_N * 4, "ids")?,
-            tops: gpu.alloc(rows * TOP_N * 4, "logits")?,
-            lse: gpu.alloc(rows * 4, "sums")?,
-            nan: gpu.alloc(rows * 4, "states")?,
+            keys: room(PARTS * TOP_N * 8)?,
+            sums: room(PARTS * 8)?,
+            wrong: room(PARTS * 4)?,
+            ids: room(TOP_N * 4)?,
+            tops: room(TOP_N * 4)?,
+            lse: room(4)?,
+            nan: room(4)?,
         })
     }
 
@@ -316,16 +326,30 @@ impl Selection {
         refuse(vocab <= stride, || {
             format!("{vocab} logits in rows of {stride}")
         })?;
-        let args = Args::new()
-            .buffer(z)
-            .int(stride)
-            .int(vocab)
+        let parts = Shape::new(PARTS, 256).by(rows);
+        let row = || {
+            Args::new()
+                .buffer(z)
+                .int(stride)
+                .int(vocab)
+                .buffer(&self.keys)
+        };
+        let first = row().buffer(&self.wrong);
+        let second = row().buffer(&self.wrong).buffer(&self.sums);
+        let third = Args::new()
+            .buffer(&self.keys)
+            .buffer(&self.sums)
+            .buffer(&self.wrong)
             .buffer(&self.ids)
             .buffer(&self.tops)
             .buffer(&self.lse)
             .buffer(&self.nan);
-        // SAFETY: the signature of logits; sizes checked above.
-        unsafe { gpu.launch("logits", Shape::new(rows, 1024), &args) }
+        // SAFETY: the signatures of logits.cu; sizes checked above or made for them.
+        unsafe {
+            gpu.launch("logits_parts", parts, &first)?;
+            gpu.launch("logits_sums", parts, &second)?;
+            gpu.launch("logits_pick", Shape::new(rows, 256), &third)
+        }
     }
 
     /// Waits and reads.

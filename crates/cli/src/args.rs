@@ -31,7 +31,7 @@ pub struct Global {
     /// fetched by `blocklock pull`
     #[arg(long, short, global = true, value_name = "MODEL", env = "BLOCKLOCK_MODEL", value_hint = ValueHint::AnyPath)]
     pub model: Option<String>,
-    /// Where to run [default: cpu]
+    /// Where to run: cpu, or cuda or cuda:N for a Hopper GPU [default: cpu]
     #[arg(long, global = true, value_name = "DEVICE")]
     pub device: Option<String>,
     /// Arithmetic; see NUMERICS.md [default: ieee-f32]

@@ -9,8 +9,10 @@ use anyhow::{Context, Result, bail};
 use audit::Host;
 use device::cpu::{CpuOptions, OnCpu};
 use device::{
-    BLOCK_TOKENS, BlockId, Device, DeviceError, DeviceInfo, KernelFamily, StepOutput, StepPlan,
+    BLOCK_TOKENS, BlockId, Device, DeviceError, DeviceInfo, DeviceName, KernelFamily, StepOutput,
+    StepPlan,
 };
+use device_cuda::{CudaDevice, Gpu};
 use engine::{Engine, EngineConfig, ModelFacts, Protection, Refusal};
 use model::{
     ChatTemplate, DateTime, Message, Model, ModelSource, RenderOptions, StreamDecoder, TextSource,
@@ -220,6 +222,17 @@ impl Opened {
             KvNeed::Blocks(n) => n.clamp(1, allowed),
         };
         let profile = self.settings.profile();
+        if let DeviceName::Cuda(index) = self.settings.device()? {
+            let gpu = Arc::new(Gpu::open(index, Some(crate::kernels::cache_folder()?))?);
+            let config = Arc::clone(&self.model.config);
+            let device = CudaDevice::new(gpu, config, &self.model.weights, kv_blocks)
+                .context("cannot load the model on the GPU")?;
+            return Ok(Session {
+                host: Host::new(Box::new(device), self.facts()),
+                opened: self,
+                times: OpTimes::default(),
+            });
+        }
         let mut device = device::cpu::load(
             profile,
             Arc::clone(&self.model.config),

@@ -2,6 +2,7 @@
 
 use crate::args::{Global, Isa, ProfileArg, ProtectionArg};
 use anyhow::{Context, Result, bail};
+use device::DeviceName;
 use engine::Protection;
 use numerics::Profile;
 use serde::{Deserialize, Serialize};
@@ -48,7 +49,7 @@ impl<T> Setting<T> {
 pub struct Settings {
     /// `None`: the default model.
     pub model: Setting<Option<String>>,
-    /// Always `cpu` here.
+    /// `cpu`, `cuda` or `cuda:N`.
     pub device: Setting<String>,
     /// Arithmetic.
     pub profile: Setting<ProfileArg>,
@@ -104,10 +105,16 @@ impl Settings {
         let chunk = in_file("prefill_chunk", file.prefill_chunk, 1..=1 << 20)?;
         let token_budget = in_file("token_budget", file.token_budget, 1..=1 << 20)?;
         let max_running = in_file("max_running", file.max_running, 1..=4096)?;
+        let device = Setting::pick(flags.device.clone(), file.device, "cpu".into());
+        // What the device computes natively.
+        let native = match name(&device.value)? {
+            DeviceName::Cpu => ProfileArg::IeeeF32,
+            DeviceName::Cuda(_) => ProfileArg::HopperBf16,
+        };
         let settings = Self {
             model: Setting::pick(flags.model.clone().map(Some), file.model.map(Some), None),
-            device: Setting::pick(flags.device.clone(), file.device, "cpu".into()),
-            profile: Setting::pick(flags.profile, file.profile, ProfileArg::IeeeF32),
+            device,
+            profile: Setting::pick(flags.profile, file.profile, native),
             threads: Setting::pick(flags.threads, threads, cores),
             isa: Setting::pick(flags.isa, file.isa, Isa::Auto),
             kv_memory: Setting::pick(flags.kv_memory, file_kv, 512 << 20),
@@ -122,14 +129,11 @@ impl Settings {
     }
 
     fn validate(&self) -> Result<()> {
-        match self.device.value.as_str() {
-            "cpu" => {}
-            cuda if cuda == "cuda" || cuda.starts_with("cuda:") => {
-                bail!(
-                    "--device {cuda}: this command runs on the CPU only; allowed: cpu (selftest takes cuda)"
-                )
-            }
-            other => bail!("--device {other}: unknown device; allowed: cpu"),
+        if self.device()? != DeviceName::Cpu && self.profile() == Profile::IeeeF32 {
+            bail!(
+                "--profile ieee-f32: not on --device {}; allowed there: hopper-bf16",
+                self.device.value
+            );
         }
         if self.max_running.value > self.token_budget.value {
             bail!(
@@ -140,6 +144,11 @@ impl Settings {
             );
         }
         Ok(())
+    }
+
+    /// The device.
+    pub fn device(&self) -> Result<DeviceName> {
+        name(&self.device.value)
     }
 
     /// The profile.
@@ -175,6 +184,10 @@ impl Settings {
             ..engine::EngineConfig::default()
         }
     }
+}
+
+fn name(device: &str) -> Result<DeviceName> {
+    device.parse().map_err(|e| anyhow::anyhow!("--device {e}"))
 }
 
 impl From<ProtectionArg> for Protection {

@@ -101,8 +101,8 @@ fn wrong_calls() {
     );
     refused(&["completions", "teletype"], &["teletype"]);
     refused(
-        &["inspect", "--model", TINY, "--device", "cuda"],
-        &["cuda", "allowed: cpu"],
+        &["inspect", "--model", TINY, "--device", "tpu"],
+        &["'tpu'", "allowed: cpu, cuda"],
     );
     refused(
         &["inspect", "--model", TINY, "--device", "abacus"],

@@ -136,6 +136,39 @@ fn selftest_needs_what_its_device_needs() {
 }
 
 #[test]
+fn a_model_needs_a_gpu_and_its_profile() {
+    let call = |profile| {
+        let args = [
+            "generate",
+            "--model",
+            TINY,
+            "--prompt-ids",
+            "1",
+            "--device",
+            "cuda:63",
+        ];
+        let ran = run(&[&args[..], &["--profile", profile]].concat());
+        assert_eq!(
+            (ran.code, ran.out.as_str(), ran.err.lines().count()),
+            (2, "", 1),
+            "{}",
+            ran.err
+        );
+        ran.err
+    };
+    let error = call("hopper-bf16");
+    assert!(
+        error.contains("CUDA") || error.contains("cuda:63"),
+        "{error}"
+    );
+    let error = call("ieee-f32");
+    assert!(
+        error.contains("ieee-f32") && error.contains("allowed there: hopper-bf16"),
+        "{error}"
+    );
+}
+
+#[test]
 fn selftest_runs_on_the_cpu() {
     let report = json(&["selftest", "--device", "cpu", "--filter", "x128 ", "--json"]);
     assert!(report["run"].as_u64().unwrap() > 10, "{report}");

@@ -10,7 +10,7 @@ bf16 = torch.bfloat16
 
 
 def tag(path):
-    d = dict(KT=64, NC=2, CH=512, EX=0, SU=0, OT=0, ST=4, PP=0, BL=2, RD=0, CL=0); d.update({k: int(v) for k, v in re.findall(r"([A-Z]{2})(\d+)", os.path.basename(path))}); return d
+    d = dict(LT=0, TG=0, PF=0, MG=0, ID=0, KT=64, NC=2, CH=512, EX=0, SU=0, OT=0, ST=4, PP=0, BL=2, RD=0, CL=0); d.update({k: int(v) for k, v in re.findall(r"([A-Z]{2})(\d+)", os.path.basename(path))}); return d
 
 
 def image(x, kt):
@@ -94,8 +94,8 @@ if "prefill" in what:
 
 if "decode" in what:
     for path in sorted(glob.glob(f"{D}/d_*.cubin")):
-        p = tag(path); m = Module(path); kt, ch = p["KT"], p["CH"]; nm = os.path.basename(path)[2:-6]; r = {"regs": m.attn_decode.regs()}; R["d " + nm] = r; ns = 196608 // (kt * 256) // p["BL"]
-        smem = 1024 + ns * kt * 256 + 4 * (ch + 8) * 6 + 4 * (ch // kt) * 4 + 16 * ns + 64
+        p = tag(path); m = Module(path); lt = p["LT"] or p["KT"]; kt, ch = lt, p["CH"]; nm = os.path.basename(path)[2:-6]; r = {"regs": m.attn_decode.regs()}; R["d " + nm] = r; ns = 196608 // (kt * 256) // p["BL"]
+        smem = 1024 + ns * kt * 256 + 4 * (ch + 8) * 6 + 4 * (ch // p["KT"]) * 4 + 16 * ns + 64
 
         def plan(lens):
             nt = ch // kt; un = -(-(4 + nt) // 4) * 4; u, nx = [], 0
@@ -108,16 +108,22 @@ if "decode" in what:
             i = lambda x: torch.tensor(x, dtype=torch.int32, device="cuda"); mc = max(-(-n // ch) for n in lens)
             return dict(units=i(u), U=len(u), np=nx, part=torch.zeros(len(lens) * HKV * mc * 3072, device="cuda"), cnt=torch.zeros(len(lens) * HKV, dtype=torch.int32, device="cuda"), mc=mc)
 
-        def go(P, q, ki, vi, o, pdl): m.attn_decode((P["U"] if p["CL"] else min(132 * p["BL"], P["U"]),), 288, q, ki, vi, o, P["units"], P["U"], HQ, HKV, scale, P["part"], P["cnt"], P["mc"], smem=smem, pdl=pdl, cluster=p["CL"])
+        def go(P, q, ki, vi, o, pdl): m.attn_decode((P["U"] if p["CL"] else max(P["U"], 132) if p["ID"] and P["U"] <= 132 else min(132 * p["BL"], P["U"]),), 288, q, ki, vi, o, P["units"], P["U"], HQ, HKV, scale, P["part"], P["cnt"], P["mc"], smem=smem, pdl=pdl, cluster=p["CL"])
 
         def padimg(k): t = -(-k.shape[0] // kt) * kt; return image(torch.cat([k, torch.zeros(t - k.shape[0], HKV, 128, dtype=bf16, device="cuda")]), kt)
         try:
-            lens = [1, 2, 63, 64, 65, 255, 256, 257, 511, 512, 513, 1000, 1024, 1025, 2049, 4111, 9000]; kinds = ["normal", "peaky", "rising", "wide", "zeros"]; P = plan(lens); w = 0
-            for kind in kinds * (not p["RD"]):
-                seqs = [data(n, kind, 11 + n) for n in lens]; q = torch.stack([s[0][-1] for s in seqs]).contiguous(); ki = torch.cat([padimg(s[1]) for s in seqs]); vi = torch.cat([padimg(s[2]) for s in seqs])
-                o = torch.full_like(q, float("nan")); go(P, q, ki, vi, o, False); torch.cuda.synchronize()
-                want = torch.cat([reference(s[0], s[1], s[2], [n - 1], p) for s, n in zip(seqs, lens)]); dd = [bad(o[i], want[i]) for i in range(len(lens))]; r["bad " + kind] = sum(dd) and dict(zip(lens, dd))
-            for n, t in ((1, 8192), (128, 512), (8, 2048), (1, 4096)):
+            lens = [1, 2, 63, 64, 65, 255, 256, 257, 511, 512, 513, 1000, 1024, 1025, 2049, 4111, 9000]
+            # Where blocks wait for each other, all must be resident.
+            groups = [[n for n in lens if n < 513], [513, 1000, 1025], [2049, 511], [4111], [8192], [64, 7000]] if p["MG"] else [lens]
+            for kind in ["normal", "peaky", "rising", "wide", "zeros"] * (not p["RD"]):
+                dd = {}
+                for lens in groups:
+                    P = plan(lens); seqs = [data(n, kind, 11 + n) for n in lens]; q = torch.stack([s[0][-1] for s in seqs]).contiguous(); ki = torch.cat([padimg(s[1]) for s in seqs]); vi = torch.cat([padimg(s[2]) for s in seqs])
+                    for again in range(2): o = torch.full_like(q, float("nan")); go(P, q, ki, vi, o, False)
+                    torch.cuda.synchronize()
+                    want = torch.cat([reference(s[0], s[1], s[2], [n - 1], p) for s, n in zip(seqs, lens)]); dd.update({n: bad(o[i], want[i]) for i, n in enumerate(lens)})
+                r["bad " + kind] = sum(dd.values()) and dd
+            for n, t in ((1, 8192), (1, 4096)) if p["MG"] else ((1, 8192), (128, 512), (8, 2048), (1, 4096)):
                 P = plan([t] * n); L = max(3, min(36, int(4e9 / (n * t * 4096)))); mk = lambda: torch.randn(P["np"], HKV, 2, kt, 64, device="cuda").to(bf16)
                 ins = [(torch.randn(n, HQ, 128, device="cuda").to(bf16), mk(), mk(), torch.empty(n, HQ, 128, device="cuda", dtype=bf16)) for _ in range(L)]
                 for pdl in (False, True): r[f"us {n}x{t}{' pdl' if pdl else ''}"] = round(graph_us([lambda i=i: go(P, *i, pdl) for i in ins], loops=2, reps=7), 2)

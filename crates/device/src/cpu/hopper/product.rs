@@ -22,6 +22,9 @@ pub(crate) const SLICE: usize = 8;
 /// Rows up to which weights are used from registers.
 pub(crate) const DIRECT_ROWS: usize = 2;
 
+/// bf16 that a lone row fetches ahead: 4 KiB.
+const AHEAD: usize = 2048;
+
 /// E + 127 where every product that matters is exact in f32 and powers of two stay normal.
 const E_RANGE: (i32, i32) = (27, 247);
 
@@ -171,7 +174,10 @@ impl Chains<'_> {
             unsafe {
                 let k = from * STEP + column;
                 let w = if (self.skip..self.columns).contains(&k) {
-                    S::w_load(self.w.add(k * PANEL))
+                    let column = self.w.add(k * PANEL);
+                    // The next slice, while the rows go over this one.
+                    S::prefetch(column.wrapping_add(SLICE * STEP * PANEL).cast());
+                    S::w_load(column)
                 } else {
                     S::w_load([0; PANEL].as_ptr())
                 };
@@ -290,7 +296,10 @@ impl Source {
         // SAFETY: the column exists.
         unsafe {
             if DIRECT {
-                S::w_fields(S::w_load(self.packed.add(k * PANEL)), false)
+                let column = self.packed.add(k * PANEL);
+                // A lone row streams the weights once.
+                S::prefetch(column.wrapping_add(AHEAD).cast());
+                S::w_fields(S::w_load(column), false)
             } else {
                 S::w_load(self.fields.add(k * PANEL))
             }

@@ -1,7 +1,7 @@
 // Attention of one query a sequence, causal, limited to a window where there is one, head_dim HD (64 or 128), by chunks of 512 keys: work units (sequence, kv head,
 // chunk); the last block to finish a (sequence, kv head) merges its chunks in ascending order. The contract's bits.
 // 8 warps compute, one thread streams tiles of 128 keys through a ring that runs ahead across units. Grid: at most the
-// number of units; 288 threads. At most 4 query heads a kv head.
+// number of units; 288 threads. At most GM (4 or 8) query heads a kv head.
 // units: {row, kv head, chunk, keys, its 8 pages} each. count: zeros, left as zeros. part: [row][kv head][chunks][group][HD + 8].
 #include "hopper.cuh"
 #ifndef HD
@@ -10,7 +10,10 @@
 #ifndef BL
 #define BL 2  // blocks a multiprocessor
 #endif
-constexpr int KT = 128, CH = 512, TB = KT * HD * 2, NT = CH / KT, SP = CH + 8, NS = 196608 / TB / BL, GM = 4, UN = 12, PS = HD + 8;
+#ifndef GM
+#define GM 4
+#endif
+constexpr int KT = 128, CH = 512, TB = KT * HD * 2, NT = CH / KT, SP = CH + 8, NS = 196608 / TB / BL, UN = 12, PS = HD + 8;
 // dynamic shared memory: 1024 + NS * TB + GM * SP * 6 + GM * NT * 4 + 16 * NS + 64
 extern "C" __global__ void __launch_bounds__(288, BL) attention_decode(const bf* Q, const u8* pool, bf* O, const int* units, int U,
     int HQ, int HKV, float scale, int window, float* part, int* count, int maxch) {

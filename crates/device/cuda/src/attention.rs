@@ -53,10 +53,12 @@ pub fn kernels(heads: Heads, window: Option<usize>, runs: &[Run]) -> Vec<&'stati
         (256, true) => all.push("attention_prefill_window_256"),
         _ => {}
     }
-    if heads.query / heads.kv <= 4 && runs.iter().all(|r| r.count == 1) {
-        match heads.dim {
-            64 => all.push("attention_decode_64"),
-            128 => all.push("attention_decode_128"),
+    if runs.iter().all(|r| r.count == 1) {
+        match (heads.dim, heads.query / heads.kv) {
+            (64, ..=4) => all.push("attention_decode_64"),
+            (128, ..=4) => all.push("attention_decode_128"),
+            (64, 5..=8) => all.push("attention_decode_wide_64"),
+            (128, 5..=8) => all.push("attention_decode_wide_128"),
             _ => {}
         }
     }
@@ -260,7 +262,9 @@ impl Attention<'_> {
                 "{kernel} takes one query a sequence"
             )));
         };
-        let blocks = decode.count.min(2 * gpu.multiprocessors());
+        // Two blocks a multiprocessor, but one of the wide kernels.
+        let at_once = if query / kv > 4 { 1 } else { 2 };
+        let blocks = decode.count.min(at_once * gpu.multiprocessors());
         let args = args
             .buffer(&decode.units)
             .int(decode.count)
@@ -352,5 +356,15 @@ mod tests {
         assert_eq!(last(Some(712), &RUNS), "attention_prefill_128");
         assert_eq!(last(Some(711), &RUNS), "attention_prefill_window_128");
         assert_eq!(kernels(Heads { dim: 80, ..heads }, None, &RUNS), [PLAIN]);
+        let wide = Heads { query: 14, ..heads };
+        assert_eq!(
+            kernels(wide, None, &[RUNS[1]]).last(),
+            Some(&"attention_decode_wide_128")
+        );
+        let wider = Heads { query: 18, ..heads };
+        assert_eq!(
+            kernels(wider, None, &[RUNS[1]]).last(),
+            Some(&"attention_prefill_128")
+        );
     }
 }

@@ -71,3 +71,47 @@ impl From<CudaError> for device::DeviceError {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_error_is_one_line_that_names_what_is_wrong_and_what_is_needed() {
+        let memory = CudaError::OutOfMemory {
+            index: 1,
+            what: "keys and values".into(),
+            wanted: 4096,
+            free: 100,
+            total: 200,
+        };
+        let device = CudaError::WrongDevice {
+            index: 0,
+            name: "NVIDIA A100".into(),
+            major: 8,
+            minor: 0,
+        };
+        let nvrtc = CudaError::NoNvrtc {
+            tried: "/a, /b".into(),
+        };
+        for (error, words) in [
+            (CudaError::OldDriver { has: 12040 }, vec!["12.4", "13.0"]),
+            (
+                CudaError::NoSuchDevice { index: 3, count: 2 },
+                vec!["cuda:3", "has 2"],
+            ),
+            (device, vec!["cuda:0", "A100", "8.0", "9.0"]),
+            (nvrtc, vec!["NVRTC", "/a, /b", crate::library::VARIABLE]),
+            (
+                memory,
+                vec!["cuda:1", "4096", "keys and values", "100 of 200"],
+            ),
+        ] {
+            let text = error.to_string();
+            assert!(!text.contains('\n'), "{text}");
+            for word in words {
+                assert!(text.contains(word), "{text} does not say {word}");
+            }
+        }
+    }
+}

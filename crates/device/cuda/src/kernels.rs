@@ -77,11 +77,12 @@ pub const fn prefill_shared(hd: u32, kt: u32, nc: u32, st: u32) -> u32 {
     1280 + nc * 64 * hd * 2 + 2 * st * kt * hd * 2 + nc * 64 * hd * 4
 }
 
-/// Dynamic shared memory of `attention_decode` for heads of `hd` and two blocks a multiprocessor.
-pub const fn decode_shared(hd: u32) -> u32 {
+/// Dynamic shared memory of `attention_decode` for heads of `hd`, `gm` query heads a kv head and `bl` blocks a
+/// multiprocessor.
+pub const fn decode_shared(hd: u32, gm: u32, bl: u32) -> u32 {
     let tile = 128 * hd * 2;
-    let stages = 196_608 / tile / 2;
-    1024 + stages * tile + 4 * 520 * 6 + 4 * 4 * 4 + 16 * stages + 64
+    let stages = 196_608 / tile / bl;
+    1024 + stages * tile + gm * 520 * 6 + gm * 4 * 4 + 16 * stages + 64
 }
 
 /// Room for alignment, as many stages as fit in so many KiB, and two barriers each.
@@ -230,7 +231,7 @@ pub static UNITS: &[Unit] = &[
         &["HD=64"],
         true,
         "attention_decode",
-        decode_shared(64)
+        decode_shared(64, 4, 2)
     ),
     unit!(
         "attention_decode_128",
@@ -238,7 +239,23 @@ pub static UNITS: &[Unit] = &[
         &["HD=128"],
         true,
         "attention_decode",
-        decode_shared(128)
+        decode_shared(128, 4, 2)
+    ),
+    unit!(
+        "attention_decode_wide_64",
+        "attention_decode.cu",
+        &["HD=64", "GM=8", "BL=1"],
+        true,
+        "attention_decode",
+        decode_shared(64, 8, 1)
+    ),
+    unit!(
+        "attention_decode_wide_128",
+        "attention_decode.cu",
+        &["HD=128", "GM=8", "BL=1"],
+        true,
+        "attention_decode",
+        decode_shared(128, 8, 1)
     ),
 ];
 

@@ -5,7 +5,8 @@ use crate::gpu::{Buffer, Gpu};
 use half::bf16;
 use model::{LayerWeights, ModelConfig, Tensor, Weights};
 use numerics::hopper;
-use numerics::weight::widen_row;
+use numerics::weight::{WeightType, widen_row};
+use rayon::prelude::*;
 
 type Result<T> = std::result::Result<T, CudaError>;
 
@@ -108,18 +109,23 @@ fn matrix(gpu: &Gpu, parts: &[&Tensor], what: &str) -> Result<Matrix> {
     }
     let data = gpu.alloc(rows * columns * 2, what)?;
     let mut at = 0;
-    let mut wide = vec![0.0; columns];
     for tensor in parts {
-        // A few MiB at a time.
-        let some = ((4 << 20) / columns.max(1)).max(1);
+        if tensor.dtype == WeightType::Bf16 {
+            gpu.write(&data, at, tensor.bytes())?;
+            at += tensor.bytes().len();
+            continue;
+        }
+        // Some at a time, on all cores.
+        let some = ((32 << 20) / columns.max(1)).max(1);
         let mut first = 0;
         while first < tensor.rows {
             let last = tensor.rows.min(first + some);
-            let mut halves: Vec<bf16> = Vec::with_capacity((last - first) * columns);
-            for r in first..last {
-                widen_row(tensor.dtype, tensor.row(r), &mut wide);
-                halves.extend(hopper::round_row(&wide));
-            }
+            let mut halves = vec![bf16::ZERO; (last - first) * columns];
+            let rows = halves.par_chunks_mut(columns.max(1)).enumerate();
+            rows.for_each_with(vec![0.0; columns], |wide, (i, to)| {
+                widen_row(tensor.dtype, tensor.row(first + i), wide);
+                to.copy_from_slice(&hopper::round_row(wide));
+            });
             gpu.write(&data, at, &halves)?;
             at += halves.len() * 2;
             first = last;

@@ -39,6 +39,7 @@ fn plan(family: KernelFamily, sequences: usize, start: usize, tokens: usize) -> 
             family,
             rows,
             kv_split,
+            logit_rows: device::LogitRows::Together,
             segments,
         }],
     }

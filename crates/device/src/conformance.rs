@@ -160,6 +160,7 @@ fn contract(segments: Vec<Segment>, rows: usize) -> StepPlan {
             family: KernelFamily::Contract,
             rows,
             kv_split: KvSplit::Contract,
+            logit_rows: crate::LogitRows::Together,
             segments,
         }],
     }

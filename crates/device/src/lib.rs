@@ -15,7 +15,7 @@ mod validate;
 pub use name::{DeviceName, UnknownDevice};
 
 pub use plan::{
-    BLOCK_TOKENS, BlockId, KernelFamily, KvSplit, Launch, OutputRow, RowResult, Segment,
+    BLOCK_TOKENS, BlockId, KernelFamily, KvSplit, Launch, LogitRows, OutputRow, RowResult, Segment,
     StepOutput, StepPlan,
 };
 

@@ -25,6 +25,20 @@ pub enum KvSplit {
     Contract,
     /// Into this many nearly equal parts, whatever the sequence's length.
     Parts(u32),
+    /// At every multiple of this many positions: a function of each sequence's own length, whatever shares the launch.
+    Every(u32),
+}
+
+/// Which rows go through the output matrix together. Contract launches need none of this: [`LogitRows::Together`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum LogitRows {
+    /// Those asked for, however many.
+    #[default]
+    Together,
+    /// Every row of the launch, padding too, at its own index: a fixed count and a fixed place.
+    EveryRow,
+    /// Each row asked for on its own.
+    Alone,
 }
 
 /// One result asked of a segment.
@@ -62,6 +76,8 @@ pub struct Launch {
     pub rows: usize,
     /// How attention splits keys.
     pub kv_split: KvSplit,
+    /// Which rows go through the output matrix together.
+    pub logit_rows: LogitRows,
     /// The rows that matter, ascending by offset, not overlapping. No two segments share a writable block.
     pub segments: Vec<Segment>,
 }

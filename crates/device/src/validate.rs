@@ -1,6 +1,8 @@
 //! The rules of a step plan, checked before anything runs: one function for every device.
 
-use crate::{BLOCK_TOKENS, BlockId, DeviceError, KernelFamily, KvSplit, Launch, Segment, StepPlan};
+use crate::{
+    BLOCK_TOKENS, BlockId, DeviceError, KernelFamily, KvSplit, Launch, LogitRows, Segment, StepPlan,
+};
 
 /// Whether `plan` keeps every rule that [`crate::plan`] states, for a model with `vocab` tokens and `context`
 /// positions and a pool of `kv_blocks`. The error names launch, segment, value and limit.
@@ -38,7 +40,16 @@ fn check_split(launch: &Launch) -> Result<(), String> {
         (KernelFamily::Contract, KvSplit::Parts(n)) => Err(format!(
             "a contract launch asks for {n} KV parts; its split is the contract's own"
         )),
+        (KernelFamily::Contract, KvSplit::Every(n)) => Err(format!(
+            "a contract launch asks for KV parts of {n} positions; its split is the contract's own"
+        )),
         (_, KvSplit::Parts(0)) => Err("0 KV parts; at least 1 is needed".into()),
+        (_, KvSplit::Every(n)) if !n.is_multiple_of(BLOCK_TOKENS as u32) || n == 0 => Err(format!(
+            "KV parts of {n} positions; a positive multiple of {BLOCK_TOKENS} is needed"
+        )),
+        _ if launch.family == KernelFamily::Contract && launch.logit_rows != LogitRows::Together => {
+            Err("a contract launch fixes which logits are computed together; they don't matter there".into())
+        }
         _ => Ok(()),
     }
 }
@@ -174,6 +185,7 @@ mod tests {
             family: KernelFamily::Contract,
             rows: 8,
             kv_split: KvSplit::Contract,
+            logit_rows: LogitRows::Together,
             segments: vec![segment(0, 0, 3, 0), segment(4, 128, 1, 10)],
         }
     }
@@ -208,8 +220,20 @@ mod tests {
     #[test]
     fn each_broken_rule_is_named() {
         type Case = (fn(&mut Launch), &'static str);
-        let cases: [Case; 17] = [
+        let cases: [Case; 20] = [
             (|l| l.kv_split = KvSplit::Parts(2), "asks for 2 KV parts"),
+            (
+                |l| l.kv_split = KvSplit::Every(64),
+                "asks for KV parts of 64 positions",
+            ),
+            (
+                |l| (l.family, l.kv_split) = (KernelFamily::Vendor, KvSplit::Every(65)),
+                "KV parts of 65 positions; a positive multiple of 64",
+            ),
+            (
+                |l| l.logit_rows = LogitRows::Alone,
+                "logits are computed together",
+            ),
             (
                 |l| (l.family, l.kv_split) = (KernelFamily::Vendor, KvSplit::Parts(0)),
                 "0 KV parts",

@@ -44,6 +44,8 @@ pub(crate) enum Ranges {
     Chunks,
     /// Nearly equal parts of the sequence's `keys`, f32 maxima.
     Parts { parts: usize, keys: usize },
+    /// Absolute ranges of `keys`, f32 maxima.
+    Every { keys: usize },
 }
 
 impl Ranges {
@@ -52,12 +54,14 @@ impl Ranges {
         match self {
             Ranges::Chunks => hi.div_ceil(CHUNK),
             Ranges::Parts { parts, .. } => parts,
+            Ranges::Every { keys } => hi.div_ceil(keys),
         }
     }
     fn get(self, i: usize) -> (usize, usize) {
         match self {
             Ranges::Chunks => (i * CHUNK, (i + 1) * CHUNK),
             Ranges::Parts { parts, keys } => (keys * i / parts, keys * (i + 1) / parts),
+            Ranges::Every { keys } => (i * keys, (i + 1) * keys),
         }
     }
 }

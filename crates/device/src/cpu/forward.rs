@@ -3,7 +3,7 @@
 use super::CpuDevice;
 use super::attention::{self, STATE_HEAD, Scratch};
 use super::isa::Isa;
-use super::items::{Item, Output, Row, items_of, rows_of};
+use super::items::{Heads, Item, Output, Row, heads_of, items_of, rows_of};
 use super::linear::{self, Direct, GROUP, PANEL, Panel, SLICE};
 use super::load::{Layer, Model};
 use super::memory::{Floats, Ptr};
@@ -98,6 +98,8 @@ pub(super) struct Step<'a> {
     /// Ranges of a row where attention's items hold one range each and are folded afterwards.
     pub split: Option<usize>,
     pub outputs: Vec<Output>,
+    /// Rows whose logits are computed, by batch.
+    pub heads: Vec<Heads>,
     pub kv: Vec<Ptr>,
     pub h: Ptr,
     pub qkv: Ptr,
@@ -138,10 +140,9 @@ impl CpuDevice {
         let qkv_stride = units(c.heads * c.head_dim) + 2 * units(c.kv_heads * c.head_dim);
         let branch_stride = units(c.hidden);
         let padded = shape.padded();
-        let logit_rows = outputs
-            .len()
-            .min(LOGIT_ROWS)
-            .next_multiple_of(linear::MAX_TB);
+        let heads = heads_of(launch, &outputs, LOGIT_ROWS);
+        let logit_rows = heads.iter().map(Vec::len).max().unwrap_or(0);
+        let logit_rows = logit_rows.next_multiple_of(linear::MAX_TB);
         let b = &mut self.buffers;
         b.h.reserve(padded * c.hidden);
         b.qkv.reserve(padded * qkv_stride);
@@ -186,6 +187,7 @@ impl CpuDevice {
             items,
             split,
             outputs,
+            heads,
             kv: self.kv.iter_mut().map(Floats::ptr).collect(),
             h: b.h.ptr(),
             qkv: b.qkv.ptr(),

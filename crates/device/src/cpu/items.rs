@@ -2,7 +2,7 @@
 
 use super::attention::{ITEM_ROWS, Ranges};
 use super::load::Model;
-use crate::plan::{KvSplit, Launch};
+use crate::plan::{KvSplit, Launch, LogitRows};
 
 /// A row of the launch that is computed.
 #[derive(Clone, Copy)]
@@ -26,6 +26,24 @@ pub(super) struct Item {
 
 /// (row, segment, place in the segment's outputs) of a result.
 pub(super) type Output = (usize, usize, usize);
+
+/// Rows that go through the output matrix together, each with its result's place among the outputs, if one was asked.
+pub(super) type Heads = Vec<(usize, Option<usize>)>;
+
+/// The batches of rows whose logits are computed together, at most `limit` rows each.
+pub(super) fn heads_of(launch: &Launch, outputs: &[Output], limit: usize) -> Vec<Heads> {
+    let asked = outputs.iter().enumerate().map(|(i, o)| (o.0, Some(i)));
+    let (all, size): (Heads, usize) = match launch.logit_rows {
+        LogitRows::Together => (asked.collect(), limit),
+        LogitRows::Alone => (asked.collect(), 1),
+        LogitRows::EveryRow => {
+            let mut rows: Heads = (0..launch.rows).map(|r| (r, None)).collect();
+            asked.for_each(|(r, i)| rows[r].1 = i);
+            (rows, limit)
+        }
+    };
+    all.chunks(size).map(<[_]>::to_vec).collect()
+}
 
 /// The rows to compute and the outputs asked, in the order of segments. Contract launches leave padding out.
 pub(super) fn rows_of(launch: &Launch, exact: bool) -> (Vec<Option<Row>>, Vec<Output>) {
@@ -80,6 +98,9 @@ pub(super) fn items_of(
             KvSplit::Parts(p) => Ranges::Parts {
                 parts: p as usize,
                 keys: end,
+            },
+            KvSplit::Every(keys) => Ranges::Every {
+                keys: keys as usize,
             },
         };
         widest = widest.max(ranges.count(end));

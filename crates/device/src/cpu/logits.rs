@@ -1,6 +1,6 @@
 //! The last operation of a step: final norm, lm_head and selection, for the rows asked.
 
-use super::forward::{LOGIT_ROWS, Local, Product, Shape, Step};
+use super::forward::{Local, Product, Shape, Step};
 use super::isa::Isa;
 use super::rows::{Canonical, ExpSum, Norm, Top};
 use super::simd::LANES;
@@ -12,15 +12,15 @@ impl Step<'_> {
     pub(super) fn logits(&self, w: &Worker, local: &mut Local, branch: Option<Option<&[f32]>>) {
         let c = &*self.model.config;
         let stride = self.model.lm_head.units * LANES;
-        for (batch, outputs) in self.outputs.chunks(LOGIT_ROWS).enumerate() {
+        for rows in &self.heads {
             let shape = if self.exact {
-                Shape::contract(outputs.len())
+                Shape::contract(rows.len())
             } else {
-                Shape::vendor(outputs.len())
+                Shape::vendor(rows.len())
             };
-            w.each(outputs.len(), 1, |i, _| {
-                let r = outputs[i].0;
-                // SAFETY: outputs name different rows.
+            w.each(rows.len(), 1, |i, _| {
+                let r = rows[i].0;
+                // SAFETY: the batches name each row once.
                 unsafe {
                     self.residual(r, branch);
                     self.isa.run(Norm {
@@ -38,13 +38,14 @@ impl Step<'_> {
                 stride,
             }];
             self.products(w, local, &list, self.normed, shape);
-            w.each(outputs.len(), 1, |i, _| {
-                let (_, segment, place) = outputs[i];
+            w.each(rows.len(), 1, |i, _| {
+                let Some(output) = rows[i].1 else { return };
+                let (_, segment, place) = self.outputs[output];
                 let asked = &self.segments[segment].outputs[place];
                 // SAFETY: each item has its own row.
                 let z = unsafe { self.logits.slice_mut(i * stride, c.vocab_size) };
                 let result = select(self.isa, z, asked);
-                let slot = &self.results[batch * LOGIT_ROWS + i];
+                let slot = &self.results[output];
                 *slot.lock().unwrap_or_else(|e| e.into_inner()) = Some(result);
             });
         }

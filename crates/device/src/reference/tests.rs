@@ -123,6 +123,7 @@ fn logits(device: &mut ReferenceDevice, tokens: &[u32], cuts: &[usize], blocks: 
             family: KernelFamily::Contract,
             rows: 400,
             kv_split: KvSplit::Contract,
+            logit_rows: crate::LogitRows::Together,
             segments: vec![segment],
         };
         let plan = StepPlan {
@@ -190,6 +191,7 @@ fn copied_blocks_continue_a_sequence() {
         family: KernelFamily::Contract,
         rows: 1,
         kv_split: KvSplit::Contract,
+        logit_rows: crate::LogitRows::Together,
         segments: vec![segment],
     };
     let mut plan = StepPlan {
@@ -406,6 +408,7 @@ fn a_position_that_is_not_finite_is_seen_as_nan() {
                 family: KernelFamily::Contract,
                 rows: tokens.len(),
                 kv_split: KvSplit::Contract,
+                logit_rows: crate::LogitRows::Together,
                 segments,
             }];
             let out = device

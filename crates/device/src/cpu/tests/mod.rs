@@ -458,6 +458,7 @@ fn vendor_launches_are_near_the_contract() {
                     family,
                     rows,
                     kv_split,
+                    logit_rows: crate::LogitRows::Together,
                     segments,
                 }];
                 let rows = device

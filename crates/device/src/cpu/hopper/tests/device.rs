@@ -106,6 +106,7 @@ fn vendor_kernels_are_refused() {
             family: KernelFamily::Vendor,
             rows: 0,
             kv_split: KvSplit::Parts(1),
+            logit_rows: crate::LogitRows::Together,
             segments: Vec::new(),
         }],
     };

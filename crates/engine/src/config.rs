@@ -1,5 +1,6 @@
 //! What an engine is built from: limits, and the few facts of a model that scheduling needs.
 
+use crate::request::Protection;
 use model::ModelConfig;
 use numerics::Profile;
 
@@ -28,6 +29,40 @@ impl ModelFacts {
     }
 }
 
+/// Geometries of the locked protections. Every one of them is part of what a target's bits depend on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LockedConfig {
+    /// Rows of `rows`' prefill.
+    pub rows: usize,
+    /// Widths of its rows, ascending; a target takes the narrowest that holds its prompt.
+    pub widths: Vec<usize>,
+    /// Rows of a decode launch of `isolated` and `rows`.
+    pub decode_rows: usize,
+    /// Totals of `pack`'s prefill, ascending; a target takes the smallest that holds its prompt.
+    pub totals: Vec<usize>,
+    /// While a `pack` target decodes, neighbours run in one of so many steps.
+    pub pack_share: usize,
+    /// Positions of a KV part of attention; a multiple of 64.
+    pub kv_part: usize,
+    /// Protections in whose launches a row's bits are known not to depend on its index, so that several targets may
+    /// share one. Others have a launch each, at the anchor. Changes no bit where it is true.
+    pub equivariant: Vec<Protection>,
+}
+
+impl Default for LockedConfig {
+    fn default() -> Self {
+        Self {
+            rows: 4,
+            widths: vec![64, 128, 256, 512, 1024, 2048],
+            decode_rows: 8,
+            totals: vec![256, 512, 1024, 2048, 4096],
+            pack_share: 1,
+            kv_part: 512,
+            equivariant: Vec::new(),
+        }
+    }
+}
+
 /// Limits of an engine. None of them changes a bit of an `invariant` request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EngineConfig {
@@ -41,6 +76,8 @@ pub struct EngineConfig {
     pub chunk: Option<usize>,
     /// Keep full KV blocks of ended requests, as far as the pool has room, and share them.
     pub prefix_cache: bool,
+    /// Geometries of the locked protections.
+    pub locked: LockedConfig,
     /// For tests: overwrite every KV block that becomes free with one of these, in turn. Empty: leave it as it is.
     pub poison_freed: Vec<f32>,
 }
@@ -53,6 +90,7 @@ impl Default for EngineConfig {
             max_waiting: 1024,
             chunk: None,
             prefix_cache: true,
+            locked: LockedConfig::default(),
             poison_freed: Vec::new(),
         }
     }
@@ -94,6 +132,28 @@ impl EngineConfig {
         at_least_1("max_running", self.max_running)?;
         at_least_1("max_waiting", self.max_waiting)?;
         at_least_1("chunk", self.chunk.unwrap_or(1))?;
+        let l = &self.locked;
+        at_least_1("locked.rows", l.rows)?;
+        at_least_1("locked.decode_rows", l.decode_rows)?;
+        at_least_1("locked.pack_share", l.pack_share)?;
+        at_least_1("locked.kv_part", l.kv_part)?;
+        if !l.kv_part.is_multiple_of(device::BLOCK_TOKENS) {
+            return Err(EngineError::Config {
+                name: "locked.kv_part",
+                given: l.kv_part,
+                allowed: format!("a multiple of {}", device::BLOCK_TOKENS),
+            });
+        }
+        for (name, ladder) in [("locked.widths", &l.widths), ("locked.totals", &l.totals)] {
+            at_least_1(name, ladder.iter().copied().min().unwrap_or(0))?;
+            if let Some(w) = ladder.windows(2).find(|w| w[0] >= w[1]) {
+                return Err(EngineError::Config {
+                    name,
+                    given: w[1],
+                    allowed: format!("above {}, the rung before it", w[0]),
+                });
+            }
+        }
         if self.max_running > self.token_budget {
             return Err(EngineError::Config {
                 name: "max_running",

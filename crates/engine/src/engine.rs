@@ -4,11 +4,11 @@
 use crate::config::{EngineConfig, EngineError, ModelFacts};
 use crate::kv::{KvPool, blocks_for};
 use crate::prefix::ChainKey;
-use crate::protections::{self, Planner, Work};
+use crate::protections::{self, Planner};
 use crate::request::{Event, FinishReason, Protection, Refusal, Request, RequestId};
 use crate::sampler;
 use crate::sequence::Sequence;
-use device::{Device, DeviceError, Launch, RowResult, StepPlan};
+use device::{Device, DeviceError, RowResult, StepPlan};
 use std::collections::BTreeMap;
 
 /// Counters and gauges of an engine.
@@ -51,7 +51,7 @@ pub struct Engine {
     pub(crate) pending: Vec<(RequestId, Event)>,
     pub(crate) stats: Stats,
     next_id: u64,
-    time: u64,
+    pub(crate) time: u64,
     poisoned: usize,
 }
 
@@ -63,7 +63,7 @@ impl Engine {
         config: EngineConfig,
     ) -> Result<Self, EngineError> {
         config.validate()?;
-        let planners = protections::all(&facts);
+        let planners = protections::all(&facts, &config.locked);
         if device.kv_blocks() == 0 {
             return Err(EngineError::NoKv);
         }
@@ -179,6 +179,9 @@ impl Engine {
         if !self.device.supports(family) {
             return Err(unavailable(&self.device.unsupported(family)));
         }
+        if let Some(reason) = self.planners[planner].1.refuses(prompt.len()) {
+            return Err(unavailable(&reason));
+        }
         Ok(planner)
     }
 
@@ -188,6 +191,12 @@ impl Engine {
             .prompt_len
             .saturating_add(sequence.request.max_tokens);
         whole.min(self.facts.context) - usize::from(sequence.generates())
+    }
+
+    /// The shapes that a request's bits depend on beside itself; empty: of none (`invariant`) or of everything (`none`).
+    pub fn geometry(&self, protection: Protection, prompt: usize) -> String {
+        let planner = self.planners.iter().find(|(p, _)| *p == protection);
+        planner.map_or_else(String::new, |(_, p)| p.geometry(prompt))
     }
 
     /// Ends a request now; its `Finished` comes with the next step. False where there is none (any more).
@@ -243,42 +252,6 @@ impl Engine {
         let mut events = std::mem::take(&mut self.pending);
         events.sort_by_key(|(id, _)| *id); // stable: a request's own events stay in order
         Ok(events)
-    }
-
-    /// The step's launches, and the request of each of their segments.
-    fn plan(&self, shares: &[(RequestId, usize)]) -> (StepPlan, Vec<Vec<RequestId>>) {
-        let mut plan = StepPlan::default();
-        let mut owners = Vec::new();
-        for (index, (_, planner)) in self.planners.iter().enumerate() {
-            let mine: Vec<(&Sequence, usize)> = shares
-                .iter()
-                .map(|(id, count)| (&self.running[id], *count))
-                .filter(|(s, _)| s.planner == index)
-                .collect();
-            if mine.is_empty() {
-                continue;
-            }
-            let work = |(s, count): &(&Sequence, usize)| Work {
-                rows: *count,
-                length: s.computed + count,
-            };
-            let works: Vec<Work> = mine.iter().map(work).collect();
-            for geometry in planner.plan(&works) {
-                let segment = |&(work, offset): &(usize, usize)| {
-                    let (sequence, count) = mine[work];
-                    (sequence.segment(offset, count), sequence.id)
-                };
-                let (segments, ids) = geometry.placed.iter().map(segment).unzip();
-                owners.push(ids);
-                plan.launches.push(Launch {
-                    family: planner.provenance().family,
-                    rows: geometry.rows,
-                    kv_split: geometry.kv_split,
-                    segments,
-                });
-            }
-        }
-        (plan, owners)
     }
 
     fn absorb(&mut self, id: RequestId, segment: &device::Segment, rows: Vec<RowResult>) {

@@ -4,6 +4,7 @@
 pub mod config;
 pub mod engine;
 pub mod kv;
+mod launches;
 pub mod prefix;
 pub mod protections;
 pub mod request;

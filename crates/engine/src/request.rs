@@ -7,18 +7,33 @@ use numerics::sample::SamplingParams;
 pub enum Protection {
     /// Vendor kernels, shared batches: bits depend on everything in the batch.
     None,
+    /// Vendor kernels, locked: the prompt alone, then decode in a fixed number of rows.
+    Isolated,
+    /// Vendor kernels, locked: prompts in a fixed number of rows of fixed width, decode in a fixed number of rows.
+    Rows,
+    /// Vendor kernels, locked: prompts packed to a fixed total with the target at the end, which then decodes alone.
+    Pack,
     /// Contract kernels: bits depend on the request alone.
     Invariant,
 }
 
 impl Protection {
     /// Every protection.
-    pub const ALL: [Protection; 2] = [Protection::None, Protection::Invariant];
+    pub const ALL: [Protection; 5] = [
+        Protection::None,
+        Protection::Isolated,
+        Protection::Rows,
+        Protection::Pack,
+        Protection::Invariant,
+    ];
 
     /// The name used on the command line, in messages and in receipts.
     pub fn name(self) -> &'static str {
         match self {
             Protection::None => "none",
+            Protection::Isolated => "isolated",
+            Protection::Rows => "rows",
+            Protection::Pack => "pack",
             Protection::Invariant => "invariant",
         }
     }

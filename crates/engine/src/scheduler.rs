@@ -7,6 +7,7 @@
 
 use crate::engine::Engine;
 use crate::kv::blocks_for;
+use crate::protections::{Capabilities, Work};
 use crate::request::{Event, RequestId};
 use crate::sequence::Sequence;
 use device::{BLOCK_TOKENS, BlockId};
@@ -18,14 +19,17 @@ impl Engine {
         let mut budget = self.config.token_budget;
         let (ready, begun): (Vec<&Sequence>, Vec<&Sequence>) =
             self.running.values().partition(|s| s.remaining() == 1);
-        let mut shares: Vec<(RequestId, usize)> = ready.iter().map(|s| (s.id, 1)).collect();
+        let paused = self.riders_pause();
+        let runs = |s: &&Sequence| !(paused && self.capabilities(s).rides);
+        let mut shares: Vec<(RequestId, usize)> =
+            ready.into_iter().filter(runs).map(|s| (s.id, 1)).collect();
         budget -= shares.len();
         let decodes = shares.len();
-        for sequence in begun {
+        for sequence in begun.into_iter().filter(runs) {
             let share = self.share(sequence, budget, shares.len() == decodes);
             if share > 0 {
                 shares.push((sequence.id, share));
-                budget = budget.saturating_sub(share);
+                budget = budget.saturating_sub(share) + self.free_rows(sequence, share);
             }
         }
         // A request that `grow` preempted heads the queue and does not fit: what it gave up is partly taken.
@@ -33,13 +37,42 @@ impl Engine {
             let Some(id) = self.admit_next() else {
                 break;
             };
-            let share = self.share(&self.running[&id], budget, shares.len() == decodes);
+            let sequence = &self.running[&id];
+            if paused && self.capabilities(sequence).rides {
+                continue;
+            }
+            let share = self.share(sequence, budget, shares.len() == decodes);
             if share > 0 {
                 shares.push((id, share));
-                budget = budget.saturating_sub(share);
+                budget = budget.saturating_sub(share) + self.free_rows(sequence, share);
             }
         }
         shares
+    }
+
+    fn capabilities(&self, sequence: &Sequence) -> Capabilities {
+        self.planners[sequence.planner].1.capabilities()
+    }
+
+    /// Whether requests that ride leave this step to targets that decode.
+    fn riders_pause(&self) -> bool {
+        let pause = |s: &Sequence| {
+            let decodes = s.remaining() == 1 && s.computed > 0;
+            self.capabilities(s).pauses_riders.filter(|_| decodes)
+        };
+        let every = self.running.values().filter_map(pause).max().unwrap_or(1);
+        !self.time.is_multiple_of(every as u64)
+    }
+
+    /// Rows that a prompt's launches compute whether or not anybody takes them: budget for neighbours.
+    fn free_rows(&self, sequence: &Sequence, share: usize) -> usize {
+        let work = Work {
+            rows: share,
+            length: sequence.computed + share,
+        };
+        let launches = self.planners[sequence.planner].1.plan(&[work]);
+        let slots = launches.iter().flat_map(|l| &l.slots);
+        slots.map(|s| s.rows).sum()
     }
 
     /// Tokens of `sequence` in this step, out of `budget`; `first`: no other prompt is in the step yet.

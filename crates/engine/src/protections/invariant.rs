@@ -3,7 +3,7 @@
 
 use super::{Capabilities, Geometry, Planner, Work, end_to_end};
 use crate::prefix::Provenance;
-use device::{KernelFamily, KvSplit};
+use device::{KernelFamily, KvSplit, LogitRows};
 
 /// Contract kernels; a request's bits depend on the request alone.
 pub struct InvariantPlanner;
@@ -17,12 +17,7 @@ impl Planner for InvariantPlanner {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            chunkable: true,
-            cacheable: true,
-            preemptible: true,
-            targets_per_step: None,
-        }
+        Capabilities::FREE
     }
 
     fn plan(&self, works: &[Work]) -> Vec<Geometry> {
@@ -30,7 +25,9 @@ impl Planner for InvariantPlanner {
         vec![Geometry {
             rows,
             kv_split: KvSplit::Contract,
+            logit_rows: LogitRows::Together,
             placed,
+            slots: Vec::new(),
         }]
     }
 }

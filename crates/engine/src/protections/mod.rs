@@ -1,16 +1,23 @@
-//! Protections: pure planners, one file each. A planner turns its targets' share of a step into launches and declares
-//! what the scheduler may do with its requests; the scheduler knows these capabilities, never a protection's name.
+//! Protections: pure planners, one file each. A planner turns its targets' share of a step into launches, offers what is
+//! free in them to neighbours, and declares what the scheduler may do with its requests; the scheduler knows these
+//! capabilities, never a protection's name.
 
 mod invariant;
+mod isolated;
 mod none;
+mod pack;
+mod rows;
 
 pub use invariant::InvariantPlanner;
+pub use isolated::IsolatedPlanner;
 pub use none::NonePlanner;
+pub use pack::PackPlanner;
+pub use rows::RowsPlanner;
 
-use crate::config::ModelFacts;
+use crate::config::{LockedConfig, ModelFacts};
 use crate::prefix::Provenance;
 use crate::request::Protection;
-use device::KvSplit;
+use device::{KernelFamily, KvSplit, LogitRows};
 
 /// What the scheduler may do with requests under a protection without breaking its promise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,8 +28,33 @@ pub struct Capabilities {
     pub cacheable: bool,
     /// KV may be dropped and recomputed. Otherwise blocks for prompt and answer are reserved at admission.
     pub preemptible: bool,
+    /// Its requests may take the free slots of others' launches of the same family.
+    pub rides: bool,
+    /// While one of its requests decodes, requests that ride run in every so many steps only.
+    pub pauses_riders: Option<usize>,
     /// Requests running at a time at most.
     pub targets_per_step: Option<usize>,
+}
+
+impl Capabilities {
+    /// Of a protection whose geometry is locked: a prompt is one step, and recomputing would change bits.
+    const LOCKED: Capabilities = Capabilities {
+        chunkable: false,
+        cacheable: false,
+        preemptible: false,
+        rides: false,
+        pauses_riders: None,
+        targets_per_step: None,
+    };
+    /// Of a protection that promises the same, or nothing, however its requests are cut.
+    const FREE: Capabilities = Capabilities {
+        chunkable: true,
+        cacheable: true,
+        preemptible: true,
+        rides: false,
+        pauses_riders: None,
+        targets_per_step: None,
+    };
 }
 
 /// The part of one sequence in a step.
@@ -34,15 +66,37 @@ pub struct Work {
     pub length: usize,
 }
 
-/// A launch as planned: its geometry, and the row at which each of its segments starts.
+impl Work {
+    /// Whether it starts the sequence; a locked protection's prompt is one such work.
+    pub fn is_prompt(&self) -> bool {
+        self.rows == self.length
+    }
+}
+
+/// Free rows of a launch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Slot {
+    /// The first.
+    pub row: usize,
+    /// How many.
+    pub rows: usize,
+    /// Several sequences may share them, end to end; otherwise one takes what it can.
+    pub shared: bool,
+}
+
+/// A launch as planned: its geometry, the row at which each of its segments starts, and what is free.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Geometry {
     /// Rows of the buffer.
     pub rows: usize,
     /// How attention splits keys.
     pub kv_split: KvSplit,
+    /// Which rows go through the output matrix together.
+    pub logit_rows: LogitRows,
     /// (index into the planned works, first row), ascending by row.
     pub placed: Vec<(usize, usize)>,
+    /// Rows that neighbours may take, ascending; none of them may change the geometry.
+    pub slots: Vec<Slot>,
 }
 
 /// Plans the launches of one protection.
@@ -55,14 +109,41 @@ pub trait Planner: Send {
 
     /// Launches for `works` (at least one), in order of execution; each work is placed once.
     fn plan(&self, works: &[Work]) -> Vec<Geometry>;
+
+    /// Why a prompt of so many tokens can't be run, if it can't.
+    fn refuses(&self, _prompt: usize) -> Option<String> {
+        None
+    }
+
+    /// The shapes a request's bits depend on beside the request, for its result: a function of the prompt's length and
+    /// the configuration. Empty: of none, or of everything.
+    fn geometry(&self, _prompt: usize) -> String {
+        String::new()
+    }
+
+    /// Prompt lengths, one for each geometry it can choose; empty: it promises nothing about shapes.
+    fn probes(&self) -> Vec<usize> {
+        Vec::new()
+    }
 }
 
-/// Every protection with its planner, in the order their launches run.
-pub fn all(facts: &ModelFacts) -> Vec<(Protection, Box<dyn Planner>)> {
-    vec![
-        (Protection::None, Box::new(NonePlanner::new(facts.kv_heads))),
-        (Protection::Invariant, Box::new(InvariantPlanner)),
-    ]
+/// Every protection with its planner.
+pub fn all(facts: &ModelFacts, locked: &LockedConfig) -> Vec<(Protection, Box<dyn Planner>)> {
+    let context = facts.context;
+    Protection::ALL
+        .into_iter()
+        .map(|p| {
+            let many = locked.equivariant.contains(&p);
+            let planner: Box<dyn Planner> = match p {
+                Protection::None => Box::new(NonePlanner::new(facts.kv_heads)),
+                Protection::Isolated => Box::new(IsolatedPlanner::new(locked, many)),
+                Protection::Rows => Box::new(RowsPlanner::new(locked, context, many)),
+                Protection::Pack => Box::new(PackPlanner::new(locked, context)),
+                Protection::Invariant => Box::new(InvariantPlanner),
+            };
+            (p, planner)
+        })
+        .collect()
 }
 
 /// Works laid end to end from row 0, and the rows they take.
@@ -73,4 +154,57 @@ fn end_to_end(works: &[Work]) -> (Vec<(usize, usize)>, usize) {
         (i, rows - w.rows)
     };
     (works.iter().enumerate().map(place).collect(), rows)
+}
+
+/// KV parts of a locked launch: at absolute positions, so a function of each sequence's own length.
+fn locked_split(locked: &LockedConfig) -> KvSplit {
+    KvSplit::Every(locked.kv_part as u32)
+}
+
+/// The rungs of a ladder that fit the context, and the context itself where the ladder goes beyond it.
+fn ladder(rungs: &[usize], context: usize) -> Vec<usize> {
+    let mut rungs: Vec<usize> = rungs.iter().map(|&r| r.min(context)).collect();
+    rungs.sort_unstable();
+    rungs.dedup();
+    rungs
+}
+
+/// The smallest rung that holds `len`: a function of the target's own length alone.
+fn rung(rungs: &[usize], len: usize) -> Option<usize> {
+    rungs.iter().copied().find(|&r| r >= len)
+}
+
+/// Decode launches of a fixed number of rows, one token each: targets `decodes` (indices into the works) at the anchor,
+/// row 0, one a launch, or in as many rows as there are where that is known to change nothing.
+fn decode_rows(decodes: &[usize], rows: usize, split: KvSplit, many: bool) -> Vec<Geometry> {
+    let a_launch = if many { rows } else { 1 };
+    decodes
+        .chunks(a_launch)
+        .map(|targets| Geometry {
+            rows,
+            kv_split: split,
+            logit_rows: LogitRows::EveryRow,
+            placed: targets.iter().enumerate().map(|(r, &i)| (i, r)).collect(),
+            slots: (targets.len()..rows)
+                .map(|row| Slot {
+                    row,
+                    rows: 1,
+                    shared: false,
+                })
+                .collect(),
+        })
+        .collect()
+}
+
+/// Indices of the works that are prompts, and of those that go on.
+fn prompts_and_decodes(works: &[Work]) -> (Vec<usize>, Vec<usize>) {
+    (0..works.len()).partition(|&i| works[i].is_prompt())
+}
+
+/// What wrote the KV of a locked protection's targets.
+fn locked_provenance(class: &'static str) -> Provenance {
+    Provenance {
+        family: KernelFamily::Vendor,
+        class,
+    }
 }

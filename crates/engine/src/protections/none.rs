@@ -2,7 +2,7 @@
 
 use super::{Capabilities, Geometry, Planner, Work, end_to_end};
 use crate::prefix::Provenance;
-use device::{BLOCK_TOKENS, KernelFamily, KvSplit};
+use device::{BLOCK_TOKENS, KernelFamily, KvSplit, LogitRows};
 
 /// Shared vendor batches; a request's bits depend on everything in them.
 pub struct NonePlanner {
@@ -32,10 +32,8 @@ impl Planner for NonePlanner {
 
     fn capabilities(&self) -> Capabilities {
         Capabilities {
-            chunkable: true,
-            cacheable: true,
-            preemptible: true,
-            targets_per_step: None,
+            rides: true,
+            ..Capabilities::FREE
         }
     }
 
@@ -49,7 +47,9 @@ impl Planner for NonePlanner {
         vec![Geometry {
             rows,
             kv_split: KvSplit::Parts(parts as u32),
+            logit_rows: LogitRows::Together,
             placed,
+            slots: Vec::new(),
         }]
     }
 }

@@ -1,11 +1,12 @@
 //! A small device made of hashes. A position's state is a hash of its token and of all earlier positions, **read back
 //! through the block table**, so that a wrong table, a wrong position, stale memory or KV of the other family shows:
 //! as a panic that says which, or as other bits. Contract states depend on the sequence alone; vendor states also on
-//! the launch's rows and KV split, as the fastest kernels of a real platform do.
+//! the launch's rows and KV split, logits on what goes through the output matrix with them, and where the test says so
+//! both on the row: more hostile than any real platform.
 
 use device::{
     BLOCK_TOKENS, BlockId, Device, DeviceError, DeviceInfo, KernelFamily, KvSplit, Launch,
-    RowResult, Segment, StepOutput, StepPlan,
+    LogitRows, RowResult, Segment, StepOutput, StepPlan,
 };
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -36,6 +37,8 @@ pub struct Log {
     pub fail: Option<String>,
     /// Panic at the next execution.
     pub panic: bool,
+    /// Vendor bits depend on the row too.
+    pub row_sensitive: bool,
 }
 
 pub type SharedLog = Arc<Mutex<Log>>;
@@ -44,6 +47,7 @@ struct FakeDevice {
     cells: Vec<Cell>,
     log: SharedLog,
     families: Vec<KernelFamily>,
+    row_sensitive: bool,
 }
 
 /// A fake device that runs these families, and the log it shares with the test.
@@ -53,6 +57,7 @@ pub fn fake_device(blocks: usize, families: &[KernelFamily]) -> (Box<dyn Device>
         cells: vec![Cell::Filled(f32::NAN); blocks * BLOCK_TOKENS],
         log: log.clone(),
         families: families.to_vec(),
+        row_sensitive: false,
     };
     (Box::new(device), log)
 }
@@ -84,7 +89,31 @@ impl FakeDevice {
             (KernelFamily::Vendor, KvSplit::Parts(parts)) => {
                 mix(launch.rows as u64 + 1, u64::from(parts))
             }
+            (KernelFamily::Vendor, KvSplit::Every(keys)) => {
+                mix(launch.rows as u64 + 1, !u64::from(keys))
+            }
             (family, split) => panic!("{family:?} launch with {split:?}"),
+        };
+        // Hostile: a row's bits may depend on its place, and a logit's on what goes through the output matrix with it.
+        let at = |row: usize| match self.row_sensitive && shape != 0 {
+            true => row as u64 + 1,
+            false => 0,
+        };
+        let asked = |s: &Segment| s.outputs.len() as u64;
+        let head = |row: usize| match launch.logit_rows {
+            _ if shape == 0 => 0,
+            LogitRows::Alone => 1,
+            LogitRows::EveryRow => mix(launch.rows as u64, at(row)),
+            LogitRows::Together => {
+                let before = launch
+                    .segments
+                    .iter()
+                    .take_while(|s| s.offset < segment.offset);
+                mix(
+                    launch.segments.iter().map(asked).sum(),
+                    before.map(asked).sum(),
+                )
+            }
         };
         let mut outputs = segment.outputs.iter().peekable();
         let mut results = Vec::new();
@@ -93,7 +122,11 @@ impl FakeDevice {
             let state = if token == NAN_TOKEN || past == NAN {
                 NAN
             } else {
-                mix(mix(past, shape), mix(u64::from(token), position as u64)) >> 1
+                let row = at(segment.offset + index);
+                mix(
+                    mix(past, mix(shape, row)),
+                    mix(u64::from(token), position as u64),
+                ) >> 1
             };
             self.cells[cell(position)] = Cell::Written {
                 family: launch.family,
@@ -102,7 +135,14 @@ impl FakeDevice {
             };
             past = fold(past, state);
             if let Some(output) = outputs.next_if(|o| o.index == index) {
-                results.push(result(state, output));
+                let seen = match state {
+                    NAN => NAN,
+                    state => match head(segment.offset + index) {
+                        0 => state,
+                        head => mix(state, head) >> 1,
+                    },
+                };
+                results.push(result(seen, output));
             }
         }
         assert!(
@@ -208,6 +248,7 @@ impl Device for FakeDevice {
                 panic!("the fake device was told to panic");
             }
             log.plans.push(plan.clone());
+            self.row_sensitive = log.row_sensitive;
         }
         let blocks = self.kv_blocks();
         let mut run = |launch: &Launch| {

@@ -407,8 +407,8 @@ fn both_protections_share_a_step_in_launches_of_their_own() {
     assert_eq!(
         families,
         [
-            (device::KernelFamily::Vendor, 2),
-            (device::KernelFamily::Contract, 1)
+            (device::KernelFamily::Contract, 1),
+            (device::KernelFamily::Vendor, 2)
         ]
     );
 }

@@ -4,6 +4,7 @@ mod cache;
 mod fake;
 mod harness;
 mod invariance;
+mod locked;
 mod planners;
 mod reference;
 mod refusals;

@@ -2,12 +2,23 @@
 
 use super::harness::FACTS;
 use crate::Protection;
+use crate::config::LockedConfig;
 use crate::protections::{Geometry, Work, all};
 use device::{KernelFamily, KvSplit};
 use proptest::prelude::*;
 
+/// Ladders that reach the context, and several targets a launch.
+fn locked() -> LockedConfig {
+    LockedConfig {
+        widths: vec![64, 512, 10_000],
+        totals: vec![300, 10_000],
+        equivariant: Protection::ALL.to_vec(),
+        ..LockedConfig::default()
+    }
+}
+
 fn plan(protection: Protection, works: &[Work]) -> Vec<Geometry> {
-    let planners = all(&FACTS);
+    let planners = all(&FACTS, &locked());
     let (_, planner) = planners.iter().find(|(p, _)| *p == protection).unwrap();
     planner.plan(works)
 }
@@ -18,7 +29,7 @@ fn decodes(count: usize, length: usize) -> Vec<Work> {
 
 #[test]
 fn every_protection_has_one_planner() {
-    let planned: Vec<Protection> = all(&FACTS).iter().map(|(p, _)| *p).collect();
+    let planned: Vec<Protection> = all(&FACTS, &locked()).iter().map(|(p, _)| *p).collect();
     assert_eq!(planned, Protection::ALL);
 }
 
@@ -26,7 +37,7 @@ fn every_protection_has_one_planner() {
 fn none_follows_the_load_as_fast_engines_do() {
     let parts = |works: &[Work]| match plan(Protection::None, works)[0].kv_split {
         KvSplit::Parts(parts) => parts,
-        KvSplit::Contract => panic!("a vendor launch split by the contract"),
+        other => panic!("none's launch is split by {other:?}"),
     };
     // Two KV heads, so 64 pieces a row at most.
     assert_eq!(parts(&decodes(1, 8192)), 64);
@@ -56,16 +67,35 @@ proptest! {
     ) {
         let works: Vec<Work> =
             shapes.iter().map(|&(rows, past)| Work { rows, length: past + rows }).collect();
-        for (protection, planner) in all(&FACTS) {
+        for (protection, planner) in all(&FACTS, &locked()) {
             let mut placed = Vec::new();
+            // A locked protection computes a prompt whole and then goes on token by token.
+            let works: Vec<Work> = works
+                .iter()
+                .map(|w| match planner.capabilities().chunkable {
+                    true => *w,
+                    false if w.is_prompt() => *w,
+                    false => Work { rows: 1, ..*w },
+                })
+                .collect();
             for geometry in planner.plan(&works) {
-                let mut end = 0;
-                for (work, row) in geometry.placed {
-                    prop_assert!(row >= end);
-                    end = row + works[work].rows;
+                let mut ends = vec![false; geometry.rows];
+                let mut take = |from: usize, rows: usize| {
+                    let part = &mut ends[from..from + rows];
+                    let free = part.iter().all(|taken| !taken);
+                    part.fill(true);
+                    free
+                };
+                let mut last = 0;
+                for &(work, row) in &geometry.placed {
+                    prop_assert!(row >= last);
+                    last = row;
+                    prop_assert!(take(row, works[work].rows), "rows are taken twice");
                     placed.push(work);
                 }
-                prop_assert!(end <= geometry.rows);
+                for slot in &geometry.slots {
+                    prop_assert!(take(slot.row, slot.rows), "a slot is not free");
+                }
                 let contract = planner.provenance().family == KernelFamily::Contract;
                 prop_assert_eq!(contract, geometry.kv_split == KvSplit::Contract);
                 prop_assert_eq!(contract, protection == Protection::Invariant);

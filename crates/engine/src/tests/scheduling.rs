@@ -236,6 +236,8 @@ impl Planner for Strict {
             chunkable: false,
             cacheable: false,
             preemptible: false,
+            rides: false,
+            pauses_riders: None,
             targets_per_step: Some(1),
         }
     }
@@ -245,7 +247,9 @@ impl Planner for Strict {
         vec![Geometry {
             rows: works[0].rows + 3,
             kv_split: KvSplit::Parts(1),
+            logit_rows: device::LogitRows::Together,
             placed: vec![(0, 3)],
+            slots: Vec::new(),
         }]
     }
 }

@@ -1,0 +1,99 @@
+//! A step's launches: each protection plans its own requests; what they leave free goes to requests that ride.
+
+use crate::engine::Engine;
+use crate::protections::{Geometry, Work};
+use crate::request::RequestId;
+use crate::sequence::Sequence;
+use device::{KernelFamily, Launch, StepPlan};
+
+/// A request's part of a step: the sequence and how many of its tokens.
+type Share<'a> = (&'a Sequence, usize);
+
+/// Shares with the row at which each starts.
+type Placed<'a> = Vec<(Share<'a>, usize)>;
+
+impl Engine {
+    /// The step's launches, and the request of each of their segments.
+    pub(crate) fn plan(&self, shares: &[(RequestId, usize)]) -> (StepPlan, Vec<Vec<RequestId>>) {
+        let mut by_planner: Vec<Vec<Share>> = self.planners.iter().map(|_| Vec::new()).collect();
+        for (id, count) in shares {
+            let sequence = &self.running[id];
+            by_planner[sequence.planner].push((sequence, *count));
+        }
+        let rides = |i: usize| self.planners[i].1.capabilities().rides;
+        let mut launches: Vec<(KernelFamily, Geometry, Placed)> = Vec::new();
+        for i in (0..by_planner.len()).filter(|&i| !rides(i)) {
+            let mine = std::mem::take(&mut by_planner[i]);
+            self.own_launches(i, &mine, &mut launches);
+        }
+        for i in (0..by_planner.len()).filter(|&i| rides(i)) {
+            let family = self.planners[i].1.provenance().family;
+            let mut left = std::mem::take(&mut by_planner[i]);
+            for (_, geometry, placed) in launches.iter_mut().filter(|l| l.0 == family) {
+                fill(geometry, placed, &mut left);
+            }
+            self.own_launches(i, &left, &mut launches);
+        }
+        let mut plan = StepPlan::default();
+        let mut owners = Vec::new();
+        for (family, geometry, placed) in launches {
+            let segment = |((sequence, count), row): (Share, usize)| {
+                (sequence.segment(row, count), sequence.id)
+            };
+            let (segments, ids) = placed.into_iter().map(segment).unzip();
+            owners.push(ids);
+            plan.launches.push(Launch {
+                family,
+                rows: geometry.rows,
+                kv_split: geometry.kv_split,
+                logit_rows: geometry.logit_rows,
+                segments,
+            });
+        }
+        (plan, owners)
+    }
+
+    fn own_launches<'a>(
+        &self,
+        planner: usize,
+        mine: &[Share<'a>],
+        launches: &mut Vec<(KernelFamily, Geometry, Placed<'a>)>,
+    ) {
+        if mine.is_empty() {
+            return;
+        }
+        let planner = &self.planners[planner].1;
+        let work = |(s, count): &Share| Work {
+            rows: *count,
+            length: s.computed + count,
+        };
+        let works: Vec<Work> = mine.iter().map(work).collect();
+        for geometry in planner.plan(&works) {
+            let placed = geometry.placed.iter().map(|&(i, row)| (mine[i], row));
+            let placed = placed.collect();
+            launches.push((planner.provenance().family, geometry, placed));
+        }
+    }
+}
+
+/// Gives the free rows of a launch to riders, in their order; a prompt takes what fits and goes on in a later step. Rows
+/// of one token are for riders that need one, longer ones first for prompts.
+fn fill<'a>(geometry: &Geometry, placed: &mut Placed<'a>, riders: &mut Vec<Share<'a>>) {
+    for slot in &geometry.slots {
+        let (mut row, end) = (slot.row, slot.row + slot.rows);
+        while row < end {
+            let fits = |(_, count): &Share| slot.shared || (*count == 1) == (slot.rows == 1);
+            let Some(i) = riders.iter().position(fits) else {
+                break;
+            };
+            let (sequence, count) = riders.remove(i);
+            let count = count.min(end - row);
+            placed.push(((sequence, count), row));
+            row += count;
+            if !slot.shared {
+                break;
+            }
+        }
+    }
+    placed.sort_by_key(|&(_, row)| row);
+}

@@ -1,0 +1,99 @@
+//! `rows` (BlockLock-Rows): prompts in a fixed number of rows of a fixed width, the target in a row of its own and
+//! neighbours in the others, longer ones chunk by chunk; decode in the same number of rows, one token each. What is
+//! left free is padding.
+
+use super::{
+    Capabilities, Geometry, Planner, Slot, Work, decode_rows, ladder, locked_provenance,
+    locked_split, prompts_and_decodes, rung,
+};
+use crate::config::LockedConfig;
+use crate::prefix::Provenance;
+use device::{KvSplit, LogitRows};
+
+/// Vendor kernels, locked; bits depend on the request, the number of rows and the width of its rung.
+pub struct RowsPlanner {
+    rows: usize,
+    decode_rows: usize,
+    widths: Vec<usize>,
+    split: KvSplit,
+    many: bool,
+}
+
+impl RowsPlanner {
+    /// `many`: several targets of one width may share a launch.
+    pub fn new(locked: &LockedConfig, context: usize, many: bool) -> Self {
+        Self {
+            rows: locked.rows,
+            decode_rows: locked.decode_rows,
+            widths: ladder(&locked.widths, context),
+            split: locked_split(locked),
+            many,
+        }
+    }
+
+    /// One launch of `width` for the targets `prompts`, at most one a row.
+    fn prefill(&self, prompts: &[usize], width: usize) -> Geometry {
+        Geometry {
+            rows: self.rows * width,
+            kv_split: self.split,
+            logit_rows: LogitRows::Alone,
+            placed: prompts
+                .iter()
+                .enumerate()
+                .map(|(row, &i)| (i, row * width))
+                .collect(),
+            slots: (prompts.len()..self.rows)
+                .map(|row| Slot {
+                    row: row * width,
+                    rows: width,
+                    shared: false,
+                })
+                .collect(),
+        }
+    }
+}
+
+impl Planner for RowsPlanner {
+    fn provenance(&self) -> Provenance {
+        locked_provenance("rows")
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::LOCKED
+    }
+
+    fn plan(&self, works: &[Work]) -> Vec<Geometry> {
+        let (prompts, decodes) = prompts_and_decodes(works);
+        let mut launches = Vec::new();
+        for &width in &self.widths {
+            let of_width = |&i: &usize| rung(&self.widths, works[i].rows) == Some(width);
+            let targets: Vec<usize> = prompts.iter().copied().filter(of_width).collect();
+            let a_launch = if self.many { self.rows } else { 1 };
+            launches.extend(targets.chunks(a_launch).map(|t| self.prefill(t, width)));
+        }
+        launches.extend(decode_rows(
+            &decodes,
+            self.decode_rows,
+            self.split,
+            self.many,
+        ));
+        launches
+    }
+
+    fn refuses(&self, prompt: usize) -> Option<String> {
+        let top = self.widths.last().copied().unwrap_or(0);
+        (prompt > top).then(|| {
+            format!("the prompt has {prompt} tokens, but the widest row holds {top} (see the ladder of widths)")
+        })
+    }
+
+    fn geometry(&self, prompt: usize) -> String {
+        let width = rung(&self.widths, prompt).unwrap_or(0);
+        let (rows, decode) = (self.rows, self.decode_rows);
+        format!("prefill {rows}x{width}, decode {decode} rows")
+    }
+
+    fn probes(&self) -> Vec<usize> {
+        self.widths.clone()
+    }
+}

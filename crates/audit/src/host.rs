@@ -2,7 +2,7 @@
 //! loading the model again.
 
 use device::{BlockId, Device, DeviceError, DeviceInfo, KernelFamily, StepOutput, StepPlan};
-use engine::{Engine, EngineConfig, EngineError, ModelFacts};
+use engine::{Engine, EngineConfig, EngineError, LockedConfig, ModelFacts};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 pub struct Host {
     shared: Arc<Mutex<Shared>>,
     facts: ModelFacts,
+    locked: LockedConfig,
 }
 
 struct Shared {
@@ -25,7 +26,14 @@ impl Host {
         Self {
             shared: Arc::new(Mutex::new(Shared { device, busy })),
             facts,
+            locked: LockedConfig::default(),
         }
+    }
+
+    /// The same, with these geometries for the locked protections.
+    pub fn with_locked(mut self, locked: LockedConfig) -> Self {
+        self.locked = locked;
+        self
     }
 
     /// Facts of the model.
@@ -54,8 +62,10 @@ impl Host {
     }
 
     /// A new engine with an empty cache. Only one engine of a host may have requests at a time: they share the device's
-    /// KV memory.
+    /// KV memory. The geometries of locked protections are the host's, whatever `config` says.
     pub fn engine(&self, config: EngineConfig) -> Result<Engine, EngineError> {
+        let locked = self.locked.clone();
+        let config = EngineConfig { locked, ..config };
         Engine::new(Box::new(self.clone()), self.facts, config)
     }
 

@@ -138,6 +138,7 @@ fn crowd_steps(
         chunk: Some(crowd.prefill_chunk),
         prefix_cache: true,
         poison_freed: vec![crowd.poison.value()],
+        ..EngineConfig::default()
     })?;
     if crowd.warm_prefix > 0 {
         warm_cache(&mut engine, &target.prompt[..crowd.warm_prefix], protection)?;

@@ -91,6 +91,12 @@ pub enum Isa {
 pub enum ProtectionArg {
     /// Fastest kernels of the platform; bits depend on the batch
     None,
+    /// Fastest kernels, locked: the prompt alone, then decode in a fixed number of rows
+    Isolated,
+    /// Fastest kernels, locked: prompts in fixed rows of fixed width, decode in fixed rows
+    Rows,
+    /// Fastest kernels, locked: prompts packed to a fixed total, the target at its end; then it decodes alone
+    Pack,
     /// Contract kernels; bits depend on the request alone
     Invariant,
 }

@@ -264,10 +264,12 @@ impl Running {
 }
 
 fn protection(name: &str) -> Result<Protection> {
-    match name {
-        "none" => Ok(Protection::None),
-        "invariant" => Ok(Protection::Invariant),
-        other => bail!("protection is '{other}': none or invariant is allowed"),
+    match Protection::ALL.into_iter().find(|p| p.name() == name) {
+        Some(protection) => Ok(protection),
+        None => {
+            let allowed = Protection::ALL.map(|p| p.name()).join(", ");
+            bail!("protection is '{name}', but must be one of {allowed}")
+        }
     }
 }
 
@@ -336,11 +338,11 @@ impl Lines {
 }
 
 /// Protections the batch may need: the default, and any other whose name occurs in a regular file's records. Standard
-/// input and pipes can't be read twice, so there both are loaded.
+/// input and pipes can't be read twice, so there all are loaded.
 fn protections_in(input: &Path, default: Protection) -> Result<Vec<Protection>> {
     let mut found = vec![default];
     if !input.is_file() {
-        found.extend([Protection::None, Protection::Invariant]);
+        found.extend(Protection::ALL);
     } else {
         let mut lines = Lines::open(input)?;
         while let Some(line) = lines.next_line()? {

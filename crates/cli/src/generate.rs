@@ -316,6 +316,7 @@ fn report(
     seconds: f64,
 ) -> Value {
     let numerics_id = session.numerics_id();
+    let locked = session.locked_facts(defaults.protection, prompt.len());
     let choices: Vec<Value> = answers
         .iter()
         .zip(0..)
@@ -324,8 +325,13 @@ fn report(
                 choice: index,
                 ..defaults.sampling.clone()
             };
-            let key =
-                identity::reproducibility_key(&numerics_id, defaults.protection, prompt, &sampling);
+            let key = identity::reproducibility_key(
+                &numerics_id,
+                defaults.protection,
+                locked.as_ref().map(|(e, g)| (e.as_str(), g.as_str())),
+                prompt,
+                &sampling,
+            );
             json!({
                 "index": index,
                 "text": a.text,
@@ -340,6 +346,9 @@ fn report(
     let mut document = session.describe();
     document["protection"] = defaults.protection.name().into();
     document["geometry"] = session.geometry(defaults.protection);
+    if let Some((_, geometry)) = locked {
+        document["geometry"]["launches"] = geometry.into();
+    }
     document["prompt_ids"] = json!(prompt);
     document["max_tokens"] = json!(defaults.max_tokens);
     document["sampling"] = sampling::to_json(&defaults.sampling);

@@ -28,6 +28,7 @@ pub fn environment_id(device: &DeviceInfo, settings: &Settings) -> EnvironmentId
             format!("{:?}", settings.prefill_chunk.value),
         ),
         ("prefix_cache", settings.prefix_cache.value.to_string()),
+        ("locked", format!("{:?}", settings.locked())),
     ];
     let limits = limits.iter().map(|(k, v)| (*k, v.as_str()));
     receipt::environment_id(
@@ -35,21 +36,27 @@ pub fn environment_id(device: &DeviceInfo, settings: &Settings) -> EnvironmentId
     )
 }
 
-/// Equal keys mean equal tokens and Top-20 bits. Only `invariant` can promise that; `None` under any other protection.
-/// Stop conditions are left out: they end an answer sooner or later and change none of its steps.
+/// Equal keys mean equal tokens and Top-20 bits. `invariant` promises that of the numerics alone, the locked protections
+/// of the environment and the geometry too (`locked`); `none` never, and has no key. Stop conditions are left out: they end an answer sooner or later and change none of its steps.
 pub fn reproducibility_key(
     numerics: &str,
     protection: Protection,
+    locked: Option<(&str, &str)>,
     prompt: &[u32],
     sampling: &SamplingParams,
 ) -> Option<Digest> {
-    if protection != Protection::Invariant {
+    if protection == Protection::None {
         return None;
     }
     let s = sampling;
     let mut key = Encoder::new("blocklock reproducibility-key v1");
-    key.text("numerics", numerics)
-        .u32s("prompt", prompt.iter().copied())
+    key.text("numerics", numerics);
+    if let Some((environment, geometry)) = locked {
+        key.text("environment", environment)
+            .text("protection", protection.name())
+            .text("geometry", geometry);
+    }
+    key.u32s("prompt", prompt.iter().copied())
         .f32("temperature", s.temperature)
         .u32("top_k", s.top_k)
         .f32("top_p", s.top_p)

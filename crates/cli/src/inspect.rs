@@ -6,7 +6,6 @@ use crate::output::{self, bytes, count};
 use crate::session::{KvNeed, Opened, Session};
 use crate::settings::Settings;
 use anyhow::{Result, bail};
-use device::KernelFamily;
 use engine::Protection;
 use serde_json::{Value, json};
 
@@ -57,7 +56,10 @@ fn document(session: &Session, kv_blocks: usize) -> Result<Value> {
         .iter()
         .map(|(k, v)| (k.clone(), v.clone().into()))
         .collect();
-    let supported = |p: Protection, family| json!({"name": p.name(), "available": session.host().supports(family)});
+    let supported = |p: Protection| {
+        let geometry = session.geometry(p);
+        json!({"name": p.name(), "available": geometry["available"], "shapes": geometry["shapes"]})
+    };
     let mut document = session.describe();
     document["architecture"] = json!({
         "family": format!("{:?}", c.arch).to_lowercase(),
@@ -89,10 +91,7 @@ fn document(session: &Session, kv_blocks: usize) -> Result<Value> {
     document["tokenizer"] = json!(tokenizer);
     document["chat_template"] = json!(session.template().map(|t| t.source().len()));
     document["device_facts"] = Value::Object(facts);
-    document["protections"] = json!([
-        supported(Protection::None, KernelFamily::Vendor),
-        supported(Protection::Invariant, KernelFamily::Contract),
-    ]);
+    document["protections"] = Protection::ALL.into_iter().map(supported).collect();
     document["settings"] = serde_json::to_value(session.settings())?;
     Ok(document)
 }

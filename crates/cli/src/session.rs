@@ -242,7 +242,8 @@ impl Opened {
                 isa: isa(self.settings.isa.value),
                 kv_blocks,
                 // Under the other profile `none` is refused request by request.
-                vendor: profile == Profile::IeeeF32 && protections.contains(&Protection::None),
+                vendor: profile == Profile::IeeeF32
+                    && protections.iter().any(|&p| p != Protection::Invariant),
             },
         )
         .context("cannot load the model on the CPU")?;
@@ -252,7 +253,7 @@ impl Opened {
             device,
             times: Arc::clone(&times),
         };
-        let host = Host::new(Box::new(device), self.facts());
+        let host = Host::new(Box::new(device), self.facts()).with_locked(self.settings.locked());
         Ok(Session {
             opened: self,
             host,
@@ -390,16 +391,37 @@ impl Session {
         })
     }
 
+    /// What a request's bits depend on beside itself, where its protection is a locked one: environment and geometry.
+    pub fn locked_facts(&self, protection: Protection, prompt: usize) -> Option<(String, String)> {
+        let planners = engine::protections::all(&self.facts(), &self.settings.locked());
+        let (_, planner) = planners.into_iter().find(|(p, _)| *p == protection)?;
+        let geometry = planner.geometry(prompt);
+        (!geometry.is_empty()).then(|| (self.environment_id(), geometry))
+    }
+
     /// The shapes a protection's launches have.
     pub fn geometry(&self, protection: Protection) -> Value {
         let (kernels, family) = match protection {
-            Protection::None => ("vendor", KernelFamily::Vendor),
             Protection::Invariant => ("contract", KernelFamily::Contract),
+            _ => ("vendor", KernelFamily::Vendor),
+        };
+        let locked = self.settings.locked();
+        let decode = locked.decode_rows;
+        let shapes = match protection {
+            Protection::None | Protection::Invariant => "any: they follow the load".to_string(),
+            Protection::Isolated => format!("the prompt alone; decode {decode} rows"),
+            Protection::Rows => {
+                format!(
+                    "prefill {} rows of {:?}; decode {decode} rows",
+                    locked.rows, locked.widths
+                )
+            }
+            Protection::Pack => format!("prefill packs of {:?}; decode 1 row", locked.totals),
         };
         json!({
             "kernels": kernels,
             "available": self.host.supports(family),
-            "shapes": "any: they follow the load",
+            "shapes": shapes,
             "token_budget": self.settings.token_budget.value,
             "max_running": self.settings.max_running.value,
             "prefill_chunk": self.settings.prefill_chunk.value,

@@ -22,6 +22,12 @@ struct File {
     max_running: Option<u32>,
     prefill_chunk: Option<u32>,
     prefix_cache: Option<bool>,
+    rows: Option<u32>,
+    row_widths: Option<Vec<u32>>,
+    decode_rows: Option<u32>,
+    pack_totals: Option<Vec<u32>>,
+    pack_share: Option<u32>,
+    kv_part: Option<u32>,
 }
 
 /// A value and where it came from: `flag`, `file` or `default`.
@@ -69,6 +75,18 @@ pub struct Settings {
     pub prefill_chunk: Setting<Option<u32>>,
     /// Whether prefixes are cached.
     pub prefix_cache: Setting<bool>,
+    /// Rows of `rows`' prefill.
+    pub rows: Setting<u32>,
+    /// Their widths, ascending.
+    pub row_widths: Setting<Vec<u32>>,
+    /// Rows of a decode launch of `isolated` and `rows`.
+    pub decode_rows: Setting<u32>,
+    /// Totals of `pack`'s prefill, ascending.
+    pub pack_totals: Setting<Vec<u32>>,
+    /// While a `pack` target decodes, neighbours run in one of so many steps.
+    pub pack_share: Setting<u32>,
+    /// Positions of a KV part in locked launches.
+    pub kv_part: Setting<u32>,
 }
 
 impl Settings {
@@ -111,6 +129,20 @@ impl Settings {
             DeviceName::Cpu => ProfileArg::IeeeF32,
             DeviceName::Cuda(_) => ProfileArg::HopperBf16,
         };
+        let locked = engine::LockedConfig::default();
+        let ladder = |rungs: &[usize]| rungs.iter().map(|&r| r as u32).collect::<Vec<_>>();
+        let rows = in_file("rows", file.rows, 1..=256)?;
+        let decode_rows = in_file("decode_rows", file.decode_rows, 1..=4096)?;
+        let pack_share = in_file("pack_share", file.pack_share, 1..=1000)?;
+        let kv_part = in_file("kv_part", file.kv_part, 64..=1 << 20)?;
+        for (name, rungs) in [
+            ("row_widths", &file.row_widths),
+            ("pack_totals", &file.pack_totals),
+        ] {
+            for &rung in rungs.iter().flatten() {
+                in_file(name, Some(rung), 1..=1 << 20)?;
+            }
+        }
         let settings = Self {
             model: Setting::pick(flags.model.clone().map(Some), file.model.map(Some), None),
             device,
@@ -123,6 +155,12 @@ impl Settings {
             max_running: Setting::pick(None, max_running, 64),
             prefill_chunk: Setting::pick(None, chunk.map(Some), None),
             prefix_cache: Setting::pick(None, file.prefix_cache, true),
+            rows: Setting::pick(None, rows, locked.rows as u32),
+            row_widths: Setting::pick(None, file.row_widths, ladder(&locked.widths)),
+            decode_rows: Setting::pick(None, decode_rows, locked.decode_rows as u32),
+            pack_totals: Setting::pick(None, file.pack_totals, ladder(&locked.totals)),
+            pack_share: Setting::pick(None, pack_share, locked.pack_share as u32),
+            kv_part: Setting::pick(None, kv_part, locked.kv_part as u32),
         };
         settings.validate()?;
         Ok(settings)
@@ -142,6 +180,9 @@ impl Settings {
                 self.max_running.value,
                 self.token_budget.value
             );
+        }
+        if let Err(e) = self.engine().validate() {
+            bail!("configuration file: {e}");
         }
         Ok(())
     }
@@ -174,6 +215,20 @@ impl Settings {
         }
     }
 
+    /// Geometries of the locked protections.
+    pub fn locked(&self) -> engine::LockedConfig {
+        let rungs = |s: &Setting<Vec<u32>>| s.value.iter().map(|&r| r as usize).collect();
+        engine::LockedConfig {
+            rows: self.rows.value as usize,
+            widths: rungs(&self.row_widths),
+            decode_rows: self.decode_rows.value as usize,
+            totals: rungs(&self.pack_totals),
+            pack_share: self.pack_share.value as usize,
+            kv_part: self.kv_part.value as usize,
+            ..engine::LockedConfig::default()
+        }
+    }
+
     /// The engine's limits.
     pub fn engine(&self) -> engine::EngineConfig {
         engine::EngineConfig {
@@ -181,6 +236,7 @@ impl Settings {
             max_running: self.max_running.value as usize,
             chunk: self.prefill_chunk.value.map(|c| c as usize),
             prefix_cache: self.prefix_cache.value,
+            locked: self.locked(),
             ..engine::EngineConfig::default()
         }
     }
@@ -194,6 +250,9 @@ impl From<ProtectionArg> for Protection {
     fn from(p: ProtectionArg) -> Self {
         match p {
             ProtectionArg::None => Protection::None,
+            ProtectionArg::Isolated => Protection::Isolated,
+            ProtectionArg::Rows => Protection::Rows,
+            ProtectionArg::Pack => Protection::Pack,
             ProtectionArg::Invariant => Protection::Invariant,
         }
     }

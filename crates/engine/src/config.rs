@@ -133,18 +133,18 @@ impl EngineConfig {
         at_least_1("max_waiting", self.max_waiting)?;
         at_least_1("chunk", self.chunk.unwrap_or(1))?;
         let l = &self.locked;
-        at_least_1("locked.rows", l.rows)?;
-        at_least_1("locked.decode_rows", l.decode_rows)?;
-        at_least_1("locked.pack_share", l.pack_share)?;
-        at_least_1("locked.kv_part", l.kv_part)?;
+        at_least_1("rows", l.rows)?;
+        at_least_1("decode_rows", l.decode_rows)?;
+        at_least_1("pack_share", l.pack_share)?;
+        at_least_1("kv_part", l.kv_part)?;
         if !l.kv_part.is_multiple_of(device::BLOCK_TOKENS) {
             return Err(EngineError::Config {
-                name: "locked.kv_part",
+                name: "kv_part",
                 given: l.kv_part,
                 allowed: format!("a multiple of {}", device::BLOCK_TOKENS),
             });
         }
-        for (name, ladder) in [("locked.widths", &l.widths), ("locked.totals", &l.totals)] {
+        for (name, ladder) in [("row_widths", &l.widths), ("pack_totals", &l.totals)] {
             at_least_1(name, ladder.iter().copied().min().unwrap_or(0))?;
             if let Some(w) = ladder.windows(2).find(|w| w[0] >= w[1]) {
                 return Err(EngineError::Config {

@@ -16,7 +16,7 @@ pub mod thread;
 #[cfg(test)]
 mod tests;
 
-pub use config::{EngineConfig, EngineError, ModelFacts};
+pub use config::{EngineConfig, EngineError, LockedConfig, ModelFacts};
 pub use engine::{Engine, Stats};
 pub use request::{Event, FinishReason, Protection, Refusal, Request, RequestId, Row};
 pub use thread::{EngineHandle, EngineThread, EventStream, SubmitError};

@@ -2,7 +2,8 @@
 //! loading the model again.
 
 use device::{BlockId, Device, DeviceError, DeviceInfo, KernelFamily, StepOutput, StepPlan};
-use engine::{Engine, EngineConfig, EngineError, LockedConfig, ModelFacts};
+use engine::certify::{Certificate, CertifyError, certify};
+use engine::{Engine, EngineConfig, EngineError, LockedConfig, ModelFacts, Protection};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -67,6 +68,21 @@ impl Host {
         let locked = self.locked.clone();
         let config = EngineConfig { locked, ..config };
         Engine::new(Box::new(self.clone()), self.facts, config)
+    }
+
+    /// Whether the geometry of such a prompt keeps its promise on the device. No engine may have requests meanwhile.
+    pub fn certify(
+        &self,
+        protection: Protection,
+        prompt: usize,
+    ) -> Result<Certificate, CertifyError> {
+        certify(
+            &mut self.clone(),
+            &self.facts,
+            &self.locked,
+            protection,
+            prompt,
+        )
     }
 
     fn lock(&self) -> MutexGuard<'_, Shared> {

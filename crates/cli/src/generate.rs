@@ -1,6 +1,7 @@
 //! `generate` for one prompt: one or several answers, streamed as text or reported in full as JSON.
 
 use crate::args::{GenerateArgs, Global};
+use crate::certificates;
 use crate::input;
 use crate::output::{self, bits, note};
 use crate::session::{KvNeed, Opened, Session};
@@ -51,6 +52,7 @@ pub fn run(global: &Global, args: &GenerateArgs) -> Result<Outcome> {
     let opened = Opened::open(&settings)?;
     let prompt = opened.prompt_ids(&prompt, &defaults)?;
     let session = opened.start(&[defaults.protection], KvNeed::Settings)?;
+    let certificate = certificates::of(&session, defaults.protection, prompt.len())?;
     if args.score {
         return score::run(global, &session, &prompt, &defaults);
     }
@@ -83,7 +85,9 @@ pub fn run(global: &Global, args: &GenerateArgs) -> Result<Outcome> {
         bail!("the answer broke off: {reason}");
     }
     if global.json {
-        output::print_json(&report(&session, &prompt, &defaults, &answers, seconds))?;
+        let mut report = report(&session, &prompt, &defaults, &answers, seconds);
+        report["geometry"]["certificate"] = serde_json::to_value(certificate)?;
+        output::print_json(&report)?;
     } else if let Some(alternatives) = args.logprobs {
         let many = answers.len() > 1;
         for (i, answer) in answers.iter().enumerate() {

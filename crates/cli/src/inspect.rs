@@ -92,6 +92,7 @@ fn document(session: &Session, kv_blocks: usize) -> Result<Value> {
     document["chat_template"] = json!(session.template().map(|t| t.source().len()));
     document["device_facts"] = Value::Object(facts);
     document["protections"] = Protection::ALL.into_iter().map(supported).collect();
+    document["certificates"] = serde_json::to_value(crate::certificates::all(session))?;
     document["settings"] = serde_json::to_value(session.settings())?;
     Ok(document)
 }
@@ -187,6 +188,21 @@ fn text(d: &Value) -> String {
         })
         .collect();
     out += &format!("protections    {}\n", protections.join(", "));
+    for c in d["certificates"].as_array().into_iter().flatten() {
+        let shares = match c["equivariant"] == true {
+            true => "; a target's row does not matter",
+            false => "",
+        };
+        let verdict = match &c["broken_by"] {
+            Value::Null => "certified".to_string(),
+            by => format!("NOT KEPT HERE: changed by {}", show(by)),
+        };
+        out += &format!(
+            "               {}: {} {verdict}{shares}\n",
+            show(&c["protection"]),
+            show(&c["geometry"])
+        );
+    }
     out += &format!(
         "profile        {} (numerics version {})\n",
         show(&d["profile"]),

@@ -7,6 +7,7 @@ mod combinations;
 mod commands;
 mod generate;
 mod kernels;
+mod locked;
 mod profiles;
 mod pull;
 mod real;

@@ -136,7 +136,7 @@ fn inspect_and_bench_know_the_profile() {
     let kv = |r: &Value| r["cost"]["kv_bytes_per_token"].as_u64().expect("bytes");
     assert_eq!(kv(&ieee), 2 * kv(&hopper));
     assert_eq!(hopper["protections"][0]["available"], false);
-    assert_eq!(hopper["protections"][1]["available"], true);
+    assert_eq!(hopper["protections"][4]["available"], true);
     assert_eq!(hopper["settings"]["profile"]["value"], "hopper-bf16");
     assert_eq!(hopper["settings"]["profile"]["from"], "flag");
     assert_ne!(ieee["environment_id"], hopper["environment_id"]);

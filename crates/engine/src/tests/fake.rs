@@ -39,6 +39,10 @@ pub struct Log {
     pub panic: bool,
     /// Vendor bits depend on the row too.
     pub row_sensitive: bool,
+    /// Vendor bits depend on what else is in the launch: a broken device.
+    pub leaky: bool,
+    /// Memory that was filled may be read: its value enters the state.
+    pub reads_filled: bool,
 }
 
 pub type SharedLog = Arc<Mutex<Log>>;
@@ -48,6 +52,8 @@ struct FakeDevice {
     log: SharedLog,
     families: Vec<KernelFamily>,
     row_sensitive: bool,
+    leaky: bool,
+    reads_filled: bool,
 }
 
 /// A fake device that runs these families, and the log it shares with the test.
@@ -58,6 +64,8 @@ pub fn fake_device(blocks: usize, families: &[KernelFamily]) -> (Box<dyn Device>
         log: log.clone(),
         families: families.to_vec(),
         row_sensitive: false,
+        leaky: false,
+        reads_filled: false,
     };
     (Box::new(device), log)
 }
@@ -69,6 +77,9 @@ impl FakeDevice {
         let mut past = 1;
         for p in 0..segment.start {
             match self.cells[cell(p)] {
+                Cell::Filled(value) if self.reads_filled => {
+                    past = fold(past, mix(7, u64::from(value.to_bits())) >> 1);
+                }
                 Cell::Filled(value) => panic!("position {p} reads memory that holds {value}"),
                 Cell::Written {
                     family,
@@ -93,6 +104,10 @@ impl FakeDevice {
                 mix(launch.rows as u64 + 1, !u64::from(keys))
             }
             (family, split) => panic!("{family:?} launch with {split:?}"),
+        };
+        let shape = match self.leaky && shape != 0 {
+            true => mix(shape, launch.segments.len() as u64),
+            false => shape,
         };
         // Hostile: a row's bits may depend on its place, and a logit's on what goes through the output matrix with it.
         let at = |row: usize| match self.row_sensitive && shape != 0 {
@@ -249,6 +264,8 @@ impl Device for FakeDevice {
             }
             log.plans.push(plan.clone());
             self.row_sensitive = log.row_sensitive;
+            self.leaky = log.leaky;
+            self.reads_filled = log.reads_filled;
         }
         let blocks = self.kv_blocks();
         let mut run = |launch: &Launch| {

@@ -1,6 +1,7 @@
 //! Tests of the engine on a fake device that detects every wrong read, and on the reference device.
 
 mod cache;
+mod certify;
 mod fake;
 mod harness;
 mod invariance;

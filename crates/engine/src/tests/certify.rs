@@ -1,0 +1,76 @@
+//! Certification tells devices that keep a target's bits from those that don't.
+
+use super::fake::fake_device;
+use super::harness::FACTS;
+use crate::Protection;
+use crate::certify::{Certificate, CertifyError, certify};
+use crate::config::LockedConfig;
+use device::KernelFamily;
+
+const LOCKED: [Protection; 3] = [Protection::Isolated, Protection::Rows, Protection::Pack];
+
+fn of(
+    protection: Protection,
+    prompt: usize,
+    blocks: usize,
+    row_sensitive: bool,
+    leaky: bool,
+) -> Result<Certificate, CertifyError> {
+    let locked = LockedConfig {
+        rows: 3,
+        widths: vec![20, 64],
+        decode_rows: 5,
+        totals: vec![100, 300],
+        kv_part: 64,
+        ..LockedConfig::default()
+    };
+    let (mut device, log) = fake_device(blocks, &[KernelFamily::Vendor]);
+    {
+        let mut log = log.lock().unwrap();
+        (log.row_sensitive, log.leaky, log.reads_filled) = (row_sensitive, leaky, true);
+    }
+    certify(&mut *device, &FACTS, &locked, protection, prompt)
+}
+
+#[test]
+fn a_device_whose_rows_are_independent_is_certified() {
+    for protection in LOCKED {
+        for prompt in [1, 20, 21, 64] {
+            for row_sensitive in [false, true] {
+                let c = of(protection, prompt, 200, row_sensitive, false).unwrap();
+                assert_eq!(c.broken_by, None, "{protection} {prompt}");
+                let shares = protection != Protection::Pack;
+                assert_eq!(
+                    c.equivariant,
+                    shares && !row_sensitive,
+                    "{protection} {prompt}"
+                );
+                assert!(!c.geometry.is_empty());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_device_that_lets_neighbours_through_is_not() {
+    for protection in LOCKED {
+        let c = of(protection, 15, 200, false, true).unwrap();
+        let shares = protection != Protection::Pack || c.geometry.contains("pack");
+        assert!(shares);
+        assert_eq!(
+            c.broken_by.as_deref(),
+            Some("ordinary neighbours"),
+            "{protection}"
+        );
+        assert!(!c.equivariant);
+    }
+}
+
+#[test]
+fn what_cannot_be_certified_says_why() {
+    let error = |p, prompt, blocks| of(p, prompt, blocks, false, false).unwrap_err().to_string();
+    assert!(error(Protection::Invariant, 5, 200).contains("no locked geometry"));
+    assert!(error(Protection::None, 5, 200).contains("no locked geometry"));
+    assert!(error(Protection::Rows, 65, 200).contains("holds 64"));
+    assert!(error(Protection::Rows, 60, 2).contains("KV blocks"));
+}

@@ -1,5 +1,6 @@
 //! `isolated`, `rows` and `pack` from outside: they hold in crowds, say what they depend on, and refuse what they can't do.
 
+use crate::bad_input::refused;
 use crate::support::*;
 use serde_json::Value;
 
@@ -71,7 +72,10 @@ fn a_result_names_its_geometry_certificate_and_key() {
         keys.push(key);
         // Another geometry, another key.
         let other = generate(protection, &[]);
-        assert_ne!(other["choices"][0]["reproducibility_key"], keys[keys.len() - 1]);
+        assert_ne!(
+            other["choices"][0]["reproducibility_key"],
+            keys[keys.len() - 1]
+        );
     }
     keys.dedup();
     assert_eq!(keys.len(), 3);
@@ -95,7 +99,7 @@ fn what_a_geometry_cannot_hold_is_refused() {
     let folder = folder();
     let small = file(&folder, "c.toml", "row_widths = [4]\npack_totals = [6]\n");
     for (protection, limit) in [("rows", "holds 4"), ("pack", "holds 6")] {
-        let ran = run(&[
+        let call = [
             "generate",
             "--model",
             TINY,
@@ -105,24 +109,30 @@ fn what_a_geometry_cannot_hold_is_refused() {
             protection,
             "--config",
             &small,
-        ]);
-        refused(&ran, &["the prompt has 7 tokens", limit]);
+        ];
+        refused(&call, &["the prompt has 7 tokens", limit]);
     }
     for (text, message) in [
         ("rows = 0\n", "rows is 0, but must be 1 to 256"),
         ("decode_rows = 0\n", "decode_rows is 0"),
         ("row_widths = []\n", "row_widths is 0"),
-        ("row_widths = [64, 64]\n", "row_widths is 64, but must be above 64"),
+        (
+            "row_widths = [64, 64]\n",
+            "row_widths is 64, but must be above 64",
+        ),
         ("pack_totals = [0]\n", "pack_totals is 0"),
         ("pack_share = 0\n", "pack_share is 0"),
-        ("kv_part = 65\n", "kv_part is 65, but must be a multiple of 64"),
+        (
+            "kv_part = 65\n",
+            "kv_part is 65, but must be a multiple of 64",
+        ),
     ] {
         let config = file(&folder, "bad.toml", text);
-        let ran = run(&["inspect", "--model", TINY, "--config", &config]);
-        refused(&ran, &[message]);
+        let call = ["inspect", "--model", TINY, "--config", &config];
+        refused(&call, &[message]);
     }
     for protection in LOCKED {
-        let ran = run(&[
+        let call = [
             "generate",
             "--model",
             TINY,
@@ -132,8 +142,8 @@ fn what_a_geometry_cannot_hold_is_refused() {
             protection,
             "--profile",
             "hopper-bf16",
-        ]);
-        refused(&ran, &["vendor"]);
+        ];
+        refused(&call, &["vendor"]);
     }
 }
 
@@ -174,6 +184,9 @@ fn a_batch_may_mix_all_protections() {
             "--protection",
             names[i % 5],
         ]);
-        assert_eq!(answer["token_ids"], alone["choices"][0]["token_ids"], "{answer}");
+        assert_eq!(
+            answer["token_ids"], alone["choices"][0]["token_ids"],
+            "{answer}"
+        );
     }
 }

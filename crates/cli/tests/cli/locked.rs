@@ -169,7 +169,7 @@ fn a_batch_may_mix_all_protections() {
     for answer in answers {
         let i: usize = answer["id"].as_str().expect("id").parse().expect("number");
         let ids = format!("{i},5,9");
-        if i % 5 == 0 {
+        if i.is_multiple_of(5) {
             continue;
         }
         let alone = json(&[

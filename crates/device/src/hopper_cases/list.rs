@@ -28,6 +28,7 @@ pub fn all() -> Vec<Named> {
     rows(&mut list);
     heads(&mut list);
     attentions(&mut list);
+    not_finite(&mut list);
     logits(&mut list);
     list
 }
@@ -377,6 +378,64 @@ fn attentions(list: &mut Vec<Named>) {
             Flavour::Ordinary,
             Peak::Sharp,
         );
+    }
+}
+
+/// A position whose key or value was not finite: its key is kept as NaN, its value as +0. Queries that see it are NaN,
+/// others, and other heads, as if it were not there.
+fn not_finite(list: &mut Vec<Named>) {
+    for d in [64, 96, 128, 256] {
+        for (what, window, runs) in [
+            (
+                "prefill",
+                None,
+                [(0, 70, 40), (100, 40, 120), (500, 30, 520)],
+            ),
+            ("decode", None, [(600, 1, 550), (70, 1, 71), (1100, 1, 3)]),
+            (
+                "window",
+                Some(64),
+                [(0, 200, 90), (300, 1, 200), (520, 20, 470)],
+            ),
+        ] {
+            add(
+                list,
+                format!("attention of a NaN key x{d} {what}"),
+                move |rng| {
+                    let (heads, kv_heads) = (4, 2);
+                    let sequences = runs.map(|(start, count, at)| {
+                        let n = (start + count) * kv_heads * d;
+                        let mut k = Flavour::Ordinary.halves(rng, n, 1.5);
+                        let mut v = Flavour::Ordinary.halves(rng, n, 1.5);
+                        let head = at * kv_heads * d;
+                        if at < start + count {
+                            k[head..head + d].fill(half::bf16::NAN);
+                            v[head..head + d].fill(half::bf16::ZERO);
+                        }
+                        (k, v)
+                    });
+                    let rows: usize = runs.iter().map(|r| r.1).sum();
+                    Case::Attention(Attention {
+                        heads,
+                        kv_heads,
+                        head_dim: d,
+                        window,
+                        scale: attention::scale_log2e((d as f64).powf(-0.5)),
+                        sequences: sequences.to_vec(),
+                        q: Flavour::Ordinary.halves(rng, rows * heads * d, 1.5),
+                        runs: runs
+                            .iter()
+                            .enumerate()
+                            .map(|(sequence, &(start, count, _))| Run {
+                                sequence,
+                                start,
+                                count,
+                            })
+                            .collect(),
+                    })
+                },
+            );
+        }
     }
 }
 

@@ -15,7 +15,7 @@
 #define MG 0    // 1: every block merges its share of the columns, polling (value, maximum, sum, flag) words: needs all blocks resident, a unit each
 #endif
 #ifndef ID
-#define ID 0    // n: blocks without a unit stay for n tenths of a microsecond after the kernel before, so that every multiprocessor holds one block of each kernel in flight
+#define ID 0    // n: blocks without a unit stay until n others are done, so that every multiprocessor holds one block of each kernel in flight
 #endif
 #ifndef PF
 #define PF 0    // loads of a block's first unit, past its ring, that are fetched into L2 before the kernel before has ended
@@ -61,7 +61,8 @@ extern "C" __global__ void __launch_bounds__(288,BL) attn_decode(const bf*Q,cons
   __syncthreads(); if(!TG) asm volatile("griddepcontrol.launch_dependents;");
   constexpr int CLN=CL?CL:1,OPC=CL?GM*128/CLN:1; __shared__ float pm[CL?CL*OPC:1],ml[CL?CL*2:1];   // a block's share of the outputs, from every chunk
   if(CL) asm volatile("barrier.cluster.arrive.relaxed;":::"memory");
-  if(ID&&blockIdx.x>=U){ asm volatile("griddepcontrol.launch_dependents; griddepcontrol.wait;":::"memory"); u64 t0,t1; asm volatile("mov.u64 %0,%%globaltimer;":"=l"(t0)); do{ __nanosleep(200); asm volatile("mov.u64 %0,%%globaltimer;":"=l"(t1)); }while(t1-t0<ID*100ull); return; }
+  if(ID&&blockIdx.x>=U){ asm volatile("griddepcontrol.launch_dependents; griddepcontrol.wait;":::"memory"); if(threadIdx.x==0){ int v0,v1; asm volatile("ld.relaxed.gpu.global.s32 %0,[%1];":"=r"(v0):"l"(count+U):"memory");
+      do{ __nanosleep(100); asm volatile("ld.relaxed.gpu.global.s32 %0,[%1];":"=r"(v1):"l"(count+U):"memory"); }while(v1-v0<ID); } return; }
   if(w==8){ if(l==0){ int it=0;
       for(int u=blockIdx.x;u<U;u+=gridDim.x){ const int*un=units+u*UN; int4 m=*(const int4*)un; int pg[NL]; 
         #pragma unroll
@@ -164,6 +165,7 @@ extern "C" __global__ void __launch_bounds__(288,BL) attn_decode(const bf*Q,cons
         #pragma unroll 4
         for(int k=0;k<nch;k++){ float m=mm[k*W+j],N=fmaxf(Mt,m),a=ex2(Mt-N),b=ex2(m-N); Lt=fmaf(ml[k*W+j],b,Lt*a); x0=fmaf(mv[k*W+j],b,x0*a); Mt=N; }
         O[((size_t)cseq*HQ+chk*G)*128+x]=(bf)pack(x0*(1.f/Lt),0.f); } }
+      if(ID&&threadIdx.x==0) asm volatile("red.relaxed.gpu.global.add.s32 [%0],1;"::"l"(count+U):"memory");
       ST(8)
       continue; }
     if(nch==1){

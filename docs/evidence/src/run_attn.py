@@ -106,7 +106,7 @@ if "decode" in what:
                 else: u += [recs(h, c) for c in range(-(-n // ch)) for h in range(HKV)]
             u = [x + [0] * (un - len(x)) for x in u]
             i = lambda x: torch.tensor(x, dtype=torch.int32, device="cuda"); mc = max(-(-n // ch) for n in lens)
-            return dict(units=i(u), U=len(u), np=nx, part=torch.zeros(len(lens) * HKV * mc * 3072, device="cuda"), cnt=torch.zeros(len(lens) * HKV, dtype=torch.int32, device="cuda"), mc=mc)
+            return dict(units=i(u), U=len(u), np=nx, part=torch.zeros(len(lens) * HKV * mc * 3072, device="cuda"), cnt=torch.zeros(max(len(u), len(lens) * HKV) + 1, dtype=torch.int32, device="cuda"), mc=mc)
 
         def go(P, q, ki, vi, o, pdl): m.attn_decode((P["U"] if p["CL"] else max(P["U"], 132) if p["ID"] and P["U"] <= 132 else min(132 * p["BL"], P["U"]),), 288, q, ki, vi, o, P["units"], P["U"], HQ, HKV, scale, P["part"], P["cnt"], P["mc"], smem=smem, pdl=pdl, cluster=p["CL"])
 

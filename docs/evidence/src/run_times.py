@@ -8,7 +8,7 @@ for f,kt,bl in ((x.split(":")[0],int(x.split(":")[1]),int(x.split(":")[2])) for 
     m=Module(f); lt=kt; ch=512; KT=128; ns=196608//(lt*256)//bl
     smem=1024+ns*lt*256+4*(ch+8)*6+4*(ch//KT)*4+16*ns+64
     n=8192; nl=ch//lt; un=-(-(4+nl)//4)*4; k=n//lt; pg=list(range(k)); u=[[0,h,c,n]+pg[c*nl:(c+1)*nl] for c in range(n//ch) for h in range(HKV)]; u=[x+[0]*(un-len(x)) for x in u]
-    U=len(u); units=torch.tensor(u,dtype=torch.int32,device="cuda"); part=torch.zeros(HKV*16*3072,device="cuda"); cnt=torch.zeros(HKV,dtype=torch.int32,device="cuda")
+    U=len(u); units=torch.tensor(u,dtype=torch.int32,device="cuda"); part=torch.zeros(HKV*16*3072,device="cuda"); cnt=torch.zeros(U+1,dtype=torch.int32,device="cuda")
     L=12; mk=lambda: torch.randn(k,HKV,2,lt,64,device="cuda").to(torch.bfloat16)
     ins=[(torch.randn(1,HQ,128,device="cuda").to(torch.bfloat16),mk(),mk(),torch.empty(1,HQ,128,device="cuda",dtype=torch.bfloat16),torch.zeros(132,16,dtype=torch.int64,device="cuda")) for _ in range(L)]
     for pdl in (False,True):

@@ -31,6 +31,11 @@ impl Host {
         }
     }
 
+    /// Geometries of the locked protections in crowds.
+    pub fn locked(&self) -> &LockedConfig {
+        &self.locked
+    }
+
     /// The same, with these geometries for the locked protections.
     pub fn with_locked(mut self, locked: LockedConfig) -> Self {
         self.locked = locked;
@@ -63,10 +68,8 @@ impl Host {
     }
 
     /// A new engine with an empty cache. Only one engine of a host may have requests at a time: they share the device's
-    /// KV memory. The geometries of locked protections are the host's, whatever `config` says.
+    /// KV memory.
     pub fn engine(&self, config: EngineConfig) -> Result<Engine, EngineError> {
-        let locked = self.locked.clone();
-        let config = EngineConfig { locked, ..config };
         Engine::new(Box::new(self.clone()), self.facts, config)
     }
 

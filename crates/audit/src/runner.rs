@@ -89,7 +89,11 @@ impl CrowdFacts {
 
 /// The target alone in a new engine with a cold cache.
 pub fn run_solo(host: &Host, target: &Target, protection: Protection) -> Result<Trace, RunError> {
-    run_one(host, target, protection, EngineConfig::default())
+    let config = EngineConfig {
+        locked: host.locked().clone(),
+        ..EngineConfig::default()
+    };
+    run_one(host, target, protection, config)
 }
 
 /// The target alone in a new engine with these limits.
@@ -138,7 +142,7 @@ fn crowd_steps(
         chunk: Some(crowd.prefill_chunk),
         prefix_cache: true,
         poison_freed: vec![crowd.poison.value()],
-        ..EngineConfig::default()
+        locked: host.locked().clone(),
     })?;
     if crowd.warm_prefix > 0 {
         warm_cache(&mut engine, &target.prompt[..crowd.warm_prefix], protection)?;

@@ -1,6 +1,7 @@
 //! `bench`: prefill and decode at several batch sizes, protections interleaved repeat by repeat, medians.
 
 use crate::args::{BenchArgs, Global};
+use crate::certificates;
 use crate::output::{self, note};
 use crate::session::{KvNeed, Opened, Session};
 use crate::settings::Settings;
@@ -82,7 +83,20 @@ pub fn run(global: &Global, args: &BenchArgs) -> Result<Outcome> {
         );
     }
     let protections = settings.protections(&args.protection);
-    let session = opened.start_timed(&protections, KvNeed::Blocks(blocks))?;
+    // Certifying a locked protection takes neighbours.
+    let locked = |p: &Protection| !matches!(p, Protection::None | Protection::Invariant);
+    let need = match protections.iter().any(locked) {
+        true => KvNeed::Settings,
+        false => KvNeed::Blocks(blocks),
+    };
+    let session = opened.start_timed(&protections, need)?;
+    let mut config = settings.engine();
+    for &protection in &protections {
+        let certificate = certificates::of(&session, protection, prompt)?;
+        if certificate.is_some_and(|c| c.equivariant) {
+            config.locked.equivariant.push(protection);
+        }
+    }
     if !global.quiet && !global.json {
         note(&format!(
             "{}: {prompt} prompt tokens, {new} new, {} repeats, {} threads",
@@ -100,7 +114,9 @@ pub fn run(global: &Global, args: &BenchArgs) -> Result<Outcome> {
         for _ in 0..args.repeats {
             for (i, &protection) in protections.iter().enumerate() {
                 bar.set_message(format!("{}, {sequences} at once", protection.name()));
-                runs[i].push(run_once(&session, protection, sequences, prompt, new)?);
+                runs[i].push(run_once(
+                    &session, &config, protection, sequences, prompt, new,
+                )?);
                 bar.inc(1);
             }
         }
@@ -127,17 +143,17 @@ pub fn run(global: &Global, args: &BenchArgs) -> Result<Outcome> {
 
 fn run_once(
     session: &Session,
+    config: &EngineConfig,
     protection: Protection,
     sequences: usize,
     prompt: usize,
     new: usize,
 ) -> Result<Run> {
-    let settings = session.settings();
     let mut engine = session.engine(EngineConfig {
-        max_running: sequences.max(settings.max_running.value as usize),
-        token_budget: sequences.max(settings.token_budget.value as usize),
+        max_running: sequences.max(config.max_running),
+        token_budget: sequences.max(config.token_budget),
         max_waiting: sequences,
-        ..settings.engine()
+        ..config.clone()
     })?;
     session.host().take_busy();
     session.take_times();

@@ -56,7 +56,12 @@ pub fn run(global: &Global, args: &GenerateArgs) -> Result<Outcome> {
     if args.score {
         return score::run(global, &session, &prompt, &defaults);
     }
-    let mut engine = session.engine(settings.engine())?;
+    let mut config = settings.engine();
+    if certificate.as_ref().is_some_and(|c| c.equivariant) {
+        // All answers have this prompt, so this geometry.
+        config.locked.equivariant.push(defaults.protection);
+    }
+    let mut engine = session.engine(config)?;
     let mut answers = Vec::new();
     for choice in 0..args.n {
         answers.push(Answer::submit(

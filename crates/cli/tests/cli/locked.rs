@@ -95,6 +95,19 @@ fn a_result_names_its_geometry_certificate_and_key() {
 }
 
 #[test]
+fn answers_that_share_launches_are_those_of_one_alone() {
+    for protection in LOCKED {
+        let one = generate(protection, &["--stop-id", "511"]);
+        let many = generate(protection, &["--stop-id", "511", "--n", "11"]);
+        let choices = many["choices"].as_array().expect("choices");
+        assert_eq!(choices.len(), 11);
+        for choice in choices {
+            assert_eq!(choice["steps"], one["choices"][0]["steps"], "{protection}");
+        }
+    }
+}
+
+#[test]
 fn what_a_geometry_cannot_hold_is_refused() {
     let folder = folder();
     let small = file(&folder, "c.toml", "row_widths = [4]\npack_totals = [6]\n");

@@ -1,6 +1,7 @@
 //! Launching attention over paged keys and values.
 
-use crate::gpu::{Args, Buffer, Gpu, Shape};
+use crate::args::{Args, Shape};
+use crate::gpu::{Buffer, Gpu};
 use crate::launch::{holds, refuse};
 use crate::{CudaError, kernels as sources};
 use numerics::attention;

@@ -1,7 +1,8 @@
 //! Launching each operation: which kernel, what grid, which arguments. Everything that a later operation of the same
 //! stream reads may be read without waiting.
 
-use crate::gpu::{Args, Buffer, Gpu, Shape};
+use crate::args::{Args, Shape};
+use crate::gpu::{Buffer, Gpu};
 use crate::{CudaError, kernels};
 use numerics::TOP_N;
 

@@ -7,6 +7,7 @@
 //! a device's context, memory and launches; [`launch`] and [`attention`] know each operation's kernels. On top of them
 //! [`decoder`] runs whole models, and [`ops`] runs single operations for tests to compare.
 
+pub mod args;
 pub mod attention;
 pub mod cache;
 pub mod decoder;

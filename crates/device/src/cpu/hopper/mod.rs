@@ -4,6 +4,10 @@ mod attention;
 mod ex2;
 mod forward;
 mod lanes;
+#[cfg(target_arch = "x86_64")]
+#[allow(clippy::undocumented_unsafe_blocks)]
+// one reason for all: the trait's callers vouch for features and pointers
+mod lanes_x86;
 pub mod ops;
 mod pack;
 mod product;

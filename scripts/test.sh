@@ -36,6 +36,7 @@ missing=$(grep -oE 'not run: .*' "$log" | sort | uniq -c)
 if [ -n "$missing" ]; then
     printf 'not run on this machine, counted apart from the results:\n%s\n' "$missing"
 fi
+printf 'left to make soak: long cases at full size (the tests counted as skipped or ignored)\n'
 if [ ${#failed[@]} -gt 0 ]; then
     printf 'FAILED: %s\n' "$(IFS=,; echo "${failed[*]}")"
 fi

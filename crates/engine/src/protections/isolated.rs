@@ -53,8 +53,4 @@ impl Planner for IsolatedPlanner {
     fn geometry(&self, prompt: usize) -> String {
         format!("prefill 1x{prompt}, decode {} rows", self.rows)
     }
-
-    fn probes(&self) -> Vec<usize> {
-        vec![70]
-    }
 }

@@ -120,11 +120,6 @@ pub trait Planner: Send {
     fn geometry(&self, _prompt: usize) -> String {
         String::new()
     }
-
-    /// Prompt lengths, one for each geometry it can choose; empty: it promises nothing about shapes.
-    fn probes(&self) -> Vec<usize> {
-        Vec::new()
-    }
 }
 
 /// Every protection with its planner.

@@ -79,15 +79,4 @@ impl Planner for PackPlanner {
         let total = rung(&self.totals, prompt).unwrap_or(0);
         format!("pack of {total}, decode 1 row")
     }
-
-    fn probes(&self) -> Vec<usize> {
-        // A prompt that leaves room for neighbours in each.
-        let mut below = 0;
-        let mut probes = Vec::new();
-        for &total in &self.totals {
-            probes.push(below + 1);
-            below = total;
-        }
-        probes
-    }
 }

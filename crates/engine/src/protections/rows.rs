@@ -92,8 +92,4 @@ impl Planner for RowsPlanner {
         let (rows, decode) = (self.rows, self.decode_rows);
         format!("prefill {rows}x{width}, decode {decode} rows")
     }
-
-    fn probes(&self) -> Vec<usize> {
-        self.widths.clone()
-    }
 }

@@ -6,6 +6,7 @@ use super::lanes::run;
 use super::pack::Matrix;
 use super::product::{Chains, PANEL, PREPARED, Wide, steps};
 use super::rows::{Gate, Norm, Residual, Rotate, Round, round};
+use crate::cpu::forward::LOGIT_ROWS;
 use crate::cpu::isa::Isa;
 use crate::cpu::items::{Output, Row, rows_of};
 use crate::cpu::load::{Layer, Model};
@@ -16,8 +17,6 @@ use crate::cpu::timing::Clock;
 use crate::plan::{BLOCK_TOKENS, Launch, RowResult, Segment};
 use std::sync::Mutex;
 
-/// Rows whose logits are computed together: bounds their memory.
-pub(super) const LOGIT_ROWS: usize = 48;
 /// Rows that share a widened panel: their activations stay in the second-level cache.
 pub(super) const TOGETHER: usize = 128;
 /// Panels a worker takes at once where rows are few.

@@ -1,7 +1,7 @@
 //! From named tensors to [`Weights`]: one path for every file format, every shape checked against the configuration.
 
 use crate::arch::{ArchSpec, Naming, Role};
-use crate::config::ModelConfig;
+use crate::config::{ModelConfig, root_of_width};
 use crate::gguf::shown;
 use crate::weights::{Bytes, LayerWeights, Tensor, TensorSizeError, Weights};
 use numerics::weight::WeightType;
@@ -93,28 +93,29 @@ struct Assembler<'a> {
     used: BTreeSet<String>,
 }
 
-/// Builds all weights. Tensors left over are refused unless `ignorable` says they carry nothing.
+/// Builds all weights, and settles what of the configuration depends on them. Tensors left over are refused unless
+/// `ignorable` says they carry nothing.
 pub(crate) fn assemble(
-    config: &ModelConfig,
+    mut config: ModelConfig,
     spec: &ArchSpec,
     naming: Naming,
     head: Head,
     source: &dyn TensorSource,
     ignorable: impl Fn(&str) -> bool,
-) -> Result<Weights, TensorError> {
+) -> Result<(ModelConfig, Weights), TensorError> {
     let mut a = Assembler {
-        config,
+        config: &config,
         spec,
         naming,
         source,
         used: BTreeSet::new(),
     };
-    let embed = a.vocabulary(naming.embed())?;
+    let embed = a.vocabulary(&naming.embed())?;
     let mut layers = Vec::new();
     for i in 0..config.layers.len() {
         layers.push(a.layer(i)?);
     }
-    let final_norm = a.norm(naming.final_norm())?;
+    let final_norm = a.norm(&naming.final_norm(), config.hidden)?;
     let lm_head = match head {
         Head::Tied => None,
         Head::Own => Some(a.vocabulary(naming.lm_head())?),
@@ -127,12 +128,16 @@ pub(crate) fn assemble(
             });
         }
     }
-    Ok(Weights {
+    if let Some(scale) = &mut config.embed_scale {
+        *scale = root_of_width(config.hidden, embed.dtype);
+    }
+    let weights = Weights {
         embed,
         layers,
         final_norm,
         lm_head,
-    })
+    };
+    Ok((config, weights))
 }
 
 impl Assembler<'_> {
@@ -169,8 +174,8 @@ impl Assembler<'_> {
         }
     }
 
-    fn norm(&mut self, name: &str) -> Result<Vec<f32>, TensorError> {
-        let n = self.config.hidden;
+    /// `n` values in a plain format.
+    fn vector(&mut self, name: &str, n: usize) -> Result<Vec<f32>, TensorError> {
         let raw = self.find(name, &[n])?;
         if raw.shape != [n] {
             return Err(wrong_shape(name, raw.shape, format!("[{n}]")));
@@ -181,6 +186,16 @@ impl Assembler<'_> {
             given: t.dtype.name().to_string(),
             allowed: "F32, F16, BF16",
         })
+    }
+
+    /// Norm weights as they multiply: where they are stored as w and mean 1 + w, the sum is an f32 addition of the
+    /// widened w.
+    fn norm(&mut self, name: &str, n: usize) -> Result<Vec<f32>, TensorError> {
+        let mut w = self.vector(name, n)?;
+        if self.spec.hf_norms_from_one && self.naming != Naming::Gguf {
+            w.iter_mut().for_each(|w| *w += 1.0);
+        }
+        Ok(w)
     }
 
     /// A q or k projection with its rows in half-split RoPE order.
@@ -197,31 +212,45 @@ impl Assembler<'_> {
 
     fn layer(&mut self, i: usize) -> Result<LayerWeights, TensorError> {
         let c = self.config;
-        let (hidden, ffn) = (c.hidden, c.ffn);
-        let (q_rows, kv_rows) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
+        let (hidden, ffn, d) = (c.hidden, c.ffn, c.head_dim);
+        let (q_rows, kv_rows) = (c.heads * d, c.kv_heads * d);
         Ok(LayerWeights {
-            attn_norm: self.norm(&self.name(i, Role::AttnNorm))?,
+            attn_norm: self.norm(&self.name(i, Role::AttnNorm), hidden)?,
             q: self.rotated(&self.name(i, Role::Q), c.heads)?,
             k: self.rotated(&self.name(i, Role::K), c.kv_heads)?,
             v: self.matrix(&self.name(i, Role::V), kv_rows, hidden)?,
             o: self.matrix(&self.name(i, Role::O), hidden, q_rows)?,
-            q_bias: None,
-            k_bias: None,
-            v_bias: None,
-            q_norm: None,
-            k_norm: None,
-            post_attn_norm: None,
-            ffn_norm: self.norm(&self.name(i, Role::FfnNorm))?,
+            q_bias: self.optional(i, Role::QBias, q_rows, Self::vector)?,
+            k_bias: self.optional(i, Role::KBias, kv_rows, Self::vector)?,
+            v_bias: self.optional(i, Role::VBias, kv_rows, Self::vector)?,
+            q_norm: self.optional(i, Role::QNorm, d, Self::norm)?,
+            k_norm: self.optional(i, Role::KNorm, d, Self::norm)?,
+            post_attn_norm: self.optional(i, Role::PostAttnNorm, hidden, Self::norm)?,
+            ffn_norm: self.norm(&self.name(i, Role::FfnNorm), hidden)?,
             gate: self.matrix(&self.name(i, Role::Gate), ffn, hidden)?,
             up: self.matrix(&self.name(i, Role::Up), ffn, hidden)?,
             down: self.matrix(&self.name(i, Role::Down), hidden, ffn)?,
-            post_ffn_norm: None,
+            post_ffn_norm: self.optional(i, Role::PostFfnNorm, hidden, Self::norm)?,
         })
+    }
+
+    /// A vector the architecture may not have.
+    fn optional(
+        &mut self,
+        layer: usize,
+        role: Role,
+        n: usize,
+        read: fn(&mut Self, &str, usize) -> Result<Vec<f32>, TensorError>,
+    ) -> Result<Option<Vec<f32>>, TensorError> {
+        let tensor = self.spec.layer.iter().find(|t| t.role == role);
+        tensor
+            .map(|t| read(self, &self.naming.layer(layer, t), n))
+            .transpose()
     }
 
     fn name(&self, layer: usize, role: Role) -> String {
         let tensor = self.spec.layer.iter().find(|t| t.role == role);
-        // Every table names every role a layer is built from; the table is part of this crate.
+        // Every table names every role a layer cannot be without; the table is part of this crate.
         self.naming
             .layer(layer, tensor.expect("the architecture's table is complete"))
     }

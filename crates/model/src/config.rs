@@ -2,6 +2,7 @@
 
 use numerics::digest::Encoder;
 use numerics::rope::RopeScaling;
+use numerics::weight::WeightType;
 
 /// Architecture family a checkpoint declares. It selects how names and keys are read, never how a step is computed:
 /// computation follows [`ModelConfig`] only.
@@ -65,7 +66,8 @@ pub struct ModelConfig {
     pub activation: Activation,
     /// Attention scores are multiplied by this (usually head_dim^-1/2), in f64 until rounded once with log2 e.
     pub attn_scale: f64,
-    /// The embedding is multiplied by this after look-up (Gemma); `None`: not multiplied.
+    /// The embedding is multiplied by this after look-up (Gemma: the root of `hidden`, rounded to the type of an
+    /// embedding stored in 16 bits); `None`: not multiplied.
     pub embed_scale: Option<f32>,
     /// One entry a layer.
     pub layers: Vec<LayerKind>,
@@ -233,8 +235,8 @@ fn positive(what: &'static str, value: f64) -> Result<(), ConfigError> {
     Err(ConfigError::new(what, value, "finite numbers above 0"))
 }
 
-/// The layers of a model whose layers are all alike; bounded before anything is allocated.
-pub(crate) fn uniform_layers(n: usize, kind: LayerKind) -> Result<Vec<LayerKind>, ConfigError> {
+/// Bounds the number of layers, before anything is allocated for them.
+pub(crate) fn check_layer_count(n: usize) -> Result<(), ConfigError> {
     if n == 0 || n > MAX_COUNT {
         return Err(ConfigError::new(
             "number of layers",
@@ -242,5 +244,16 @@ pub(crate) fn uniform_layers(n: usize, kind: LayerKind) -> Result<Vec<LayerKind>
             format!("1 to {MAX_COUNT}"),
         ));
     }
-    Ok(vec![kind; n])
+    Ok(())
+}
+
+/// What an embedding of this width is multiplied by, where it is scaled: as `transformers` loads it, in the type the
+/// embedding is stored in, which is what the models were trained with.
+pub(crate) fn root_of_width(hidden: usize, stored: WeightType) -> f32 {
+    let root = (hidden as f64).sqrt() as f32;
+    match stored {
+        WeightType::Bf16 => half::bf16::from_f32(root).to_f32(),
+        WeightType::F16 => half::f16::from_f32(root).to_f32(),
+        _ => root,
+    }
 }

@@ -4,7 +4,7 @@
 //! bytes stands for a normal variate, scaled by a factor of IEEE operations alone and rounded to bf16. Scales are
 //! chosen so that logits spread like a trained model's: a standard deviation near 3, now and then a near tie.
 
-use crate::config::{Activation, Arch, LayerKind, ModelConfig, Rope};
+use crate::config::{Activation, Arch, LayerKind, ModelConfig, Rope, root_of_width};
 use crate::weights::{LayerWeights, Tensor, Weights};
 use half::bf16;
 use numerics::rope::RopeScaling;
@@ -32,16 +32,17 @@ pub enum SyntheticError {
 }
 
 /// A synthetic model: which shape, which weights.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Synthetic {
     shape: Shape,
     /// Key of the generator.
     pub seed: u64,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 struct Shape {
     name: &'static str,
+    arch: Arch,
     vocab_size: usize,
     hidden: usize,
     ffn: usize,
@@ -50,36 +51,104 @@ struct Shape {
     kv_heads: usize,
     head_dim: usize,
     context: usize,
+    tied: bool,
+    /// RoPE of layers that see everything.
     theta: u32,
+    scaling: RopeScaling,
+    /// Every `period`-th layer sees everything, the others only this many tokens; their RoPE has base 10,000.
+    window: Option<usize>,
+    period: usize,
 }
+
+const TINY_LLAMA: Shape = Shape {
+    name: "tiny-llama",
+    arch: Arch::Llama,
+    vocab_size: 512,
+    hidden: 64,
+    ffn: 192,
+    layers: 2,
+    heads: 4,
+    kv_heads: 2,
+    head_dim: 16,
+    context: 16_384,
+    tied: true,
+    theta: 10_000,
+    scaling: RopeScaling::None,
+    window: None,
+    period: 1,
+};
+
+const QWEN3: Shape = Shape {
+    name: "qwen3-0.6b",
+    arch: Arch::Qwen3,
+    vocab_size: 151_936,
+    hidden: 1024,
+    ffn: 3072,
+    layers: 28,
+    heads: 16,
+    kv_heads: 8,
+    head_dim: 128,
+    context: 40_960,
+    theta: 1_000_000,
+    ..TINY_LLAMA
+};
+
+const GEMMA3: Shape = Shape {
+    name: "gemma-3-270m",
+    arch: Arch::Gemma3,
+    vocab_size: 262_144,
+    hidden: 640,
+    ffn: 2048,
+    layers: 18,
+    heads: 4,
+    kv_heads: 1,
+    head_dim: 256,
+    context: 32_768,
+    theta: 1_000_000,
+    window: Some(512),
+    period: 6,
+    ..TINY_LLAMA
+};
 
 /// Every shape there is. `tiny-llama`'s feed-forward width is a multiple of 32 and not of 128, `tiny-llama-k`'s widths
 /// are multiples of 256 so that every GGUF format can hold it. `tiny-llama`'s context leaves room for prompts and answers
-/// past 4096 tokens.
+/// past 4096 tokens. `tiny-gemma3`'s width has no exact root.
 const SHAPES: &[Shape] = &[
-    Shape {
-        name: "tiny-llama",
-        vocab_size: 512,
-        hidden: 64,
-        ffn: 192,
-        layers: 2,
-        heads: 4,
-        kv_heads: 2,
-        head_dim: 16,
-        context: 16_384,
-        theta: 10_000,
-    },
+    TINY_LLAMA,
     Shape {
         name: "tiny-llama-k",
-        vocab_size: 512,
         hidden: 256,
         ffn: 512,
-        layers: 2,
-        heads: 4,
-        kv_heads: 2,
         head_dim: 64,
         context: 2048,
-        theta: 10_000,
+        ..TINY_LLAMA
+    },
+    Shape {
+        name: "tiny-qwen2",
+        arch: Arch::Qwen2,
+        theta: 1_000_000,
+        ..TINY_LLAMA
+    },
+    Shape {
+        name: "tiny-qwen3",
+        arch: Arch::Qwen3,
+        head_dim: 32,
+        tied: false,
+        theta: 1_000_000,
+        ..TINY_LLAMA
+    },
+    Shape {
+        name: "tiny-gemma3",
+        arch: Arch::Gemma3,
+        hidden: 96,
+        layers: 3,
+        kv_heads: 1,
+        head_dim: 32,
+        theta: 1_000_000,
+        scaling: RopeScaling::Linear { factor: 8.0 },
+        window: Some(24),
+        period: 3,
+        ..TINY_LLAMA
     },
     Shape {
         name: "smollm2-135m",
@@ -92,6 +161,94 @@ const SHAPES: &[Shape] = &[
         head_dim: 64,
         context: 8192,
         theta: 100_000,
+        ..TINY_LLAMA
+    },
+    Shape {
+        name: "llama-3.1-8b",
+        vocab_size: 128_256,
+        hidden: 4096,
+        ffn: 14_336,
+        layers: 32,
+        heads: 32,
+        kv_heads: 8,
+        head_dim: 128,
+        context: 131_072,
+        tied: false,
+        theta: 500_000,
+        scaling: RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_context: 8192,
+        },
+        ..TINY_LLAMA
+    },
+    QWEN3,
+    Shape {
+        name: "qwen3-1.7b",
+        hidden: 2048,
+        ffn: 6144,
+        ..QWEN3
+    },
+    Shape {
+        name: "qwen3-4b",
+        hidden: 2560,
+        ffn: 9728,
+        layers: 36,
+        heads: 32,
+        ..QWEN3
+    },
+    Shape {
+        name: "qwen3-8b",
+        hidden: 4096,
+        ffn: 12_288,
+        layers: 36,
+        heads: 32,
+        tied: false,
+        ..QWEN3
+    },
+    Shape {
+        name: "qwen3-14b",
+        hidden: 5120,
+        ffn: 17_408,
+        layers: 40,
+        heads: 40,
+        tied: false,
+        ..QWEN3
+    },
+    GEMMA3,
+    Shape {
+        name: "gemma-3-1b",
+        hidden: 1152,
+        ffn: 6912,
+        layers: 26,
+        ..GEMMA3
+    },
+    Shape {
+        name: "gemma-3-4b",
+        vocab_size: 262_208,
+        hidden: 2560,
+        ffn: 10_240,
+        layers: 34,
+        heads: 8,
+        kv_heads: 4,
+        context: 131_072,
+        scaling: RopeScaling::Linear { factor: 8.0 },
+        window: Some(1024),
+        ..GEMMA3
+    },
+    Shape {
+        name: "gemma-3-12b",
+        vocab_size: 262_208,
+        hidden: 3840,
+        ffn: 15_360,
+        layers: 48,
+        heads: 16,
+        kv_heads: 8,
+        context: 131_072,
+        scaling: RopeScaling::Linear { factor: 8.0 },
+        window: Some(1024),
+        ..GEMMA3
     },
 ];
 
@@ -127,6 +284,18 @@ impl Synthetic {
         self
     }
 
+    /// The same with another width of heads, for tests; the name stays.
+    pub fn with_head_dim(mut self, head_dim: usize) -> Self {
+        self.shape.head_dim = head_dim;
+        self
+    }
+
+    /// The same with another window in layers that have one, for tests; the name stays.
+    pub fn with_window(mut self, window: usize) -> Self {
+        self.shape.window = self.shape.window.map(|_| window);
+        self
+    }
+
     /// The names [`Synthetic::parse`] knows.
     pub fn names() -> Vec<&'static str> {
         SHAPES.iter().map(|s| s.name).collect()
@@ -140,12 +309,23 @@ impl Synthetic {
     /// The configuration.
     pub fn config(&self) -> ModelConfig {
         let s = &self.shape;
-        let rope = Rope {
-            theta: f64::from(s.theta),
-            scaling: RopeScaling::None,
+        let full = LayerKind {
+            window: None,
+            rope: Rope {
+                theta: f64::from(s.theta),
+                scaling: s.scaling,
+            },
         };
+        let sliding = LayerKind {
+            window: s.window,
+            rope: Rope {
+                theta: 10_000.0,
+                scaling: RopeScaling::None,
+            },
+        };
+        let gemma = s.arch == Arch::Gemma3;
         ModelConfig {
-            arch: Arch::Llama,
+            arch: s.arch,
             vocab_size: s.vocab_size,
             hidden: s.hidden,
             ffn: s.ffn,
@@ -153,15 +333,26 @@ impl Synthetic {
             kv_heads: s.kv_heads,
             head_dim: s.head_dim,
             context: s.context,
-            norm_eps: 1e-5,
-            activation: Activation::Silu,
+            norm_eps: match s.arch {
+                Arch::Llama => 1e-5,
+                Arch::Qwen2 | Arch::Qwen3 | Arch::Gemma3 => 1e-6,
+            },
+            activation: match gemma {
+                true => Activation::GeluTanh,
+                false => Activation::Silu,
+            },
             attn_scale: 1.0 / (s.head_dim as f64).sqrt(),
-            embed_scale: None,
-            layers: vec![LayerKind { window: None, rope }; s.layers],
+            embed_scale: gemma.then(|| root_of_width(s.hidden, WeightType::Bf16)),
+            layers: (1..=s.layers)
+                .map(|i| match i % s.period {
+                    0 => full,
+                    _ => sliding,
+                })
+                .collect(),
         }
     }
 
-    /// All weights: matrices in bf16, norms in f32, tied head.
+    /// All weights: matrices in bf16, norms and biases in f32.
     pub fn weights(&self) -> Weights {
         let s = &self.shape;
         let mut g = Generator {
@@ -174,33 +365,39 @@ impl Synthetic {
         // All branches together outweigh the embedding about 30 times, so that the last token does not predict itself.
         let branch = 6.7 / (s.layers as f64).sqrt();
         let (q_rows, kv_rows) = (s.heads * s.head_dim, s.kv_heads * s.head_dim);
+        let gemma = s.arch == Arch::Gemma3;
+        let biases = s.arch == Arch::Qwen2;
+        let qk_norms = gemma || s.arch == Arch::Qwen3;
+        // Twice as large as k, so that attention is peaked like a trained model's, by whichever weights decide that.
+        let (q, q_norm) = if qk_norms { (1.0, 2.0) } else { (2.0, 1.0) };
+        // With norms behind the branches, those decide what a branch weighs against an embedding of deviation 3.
+        let post_norm = (6.0 * hidden.sqrt() / (2.0 * s.layers as f64).sqrt()) as f32;
         let embed = g.matrix(s.vocab_size, s.hidden, 3.0 * unit);
         let layers = (0..s.layers)
             .map(|_| LayerWeights {
-                attn_norm: g.norm(s.hidden),
-                // Twice as large, so that attention is peaked like a trained model's.
-                q: g.matrix(q_rows, s.hidden, 2.0 * unit),
+                attn_norm: g.norm(s.hidden, 1.0),
+                q: g.matrix(q_rows, s.hidden, q * unit),
                 k: g.matrix(kv_rows, s.hidden, unit),
                 v: g.matrix(kv_rows, s.hidden, unit),
                 o: g.matrix(s.hidden, q_rows, branch / (q_rows as f64).sqrt()),
-                q_bias: None,
-                k_bias: None,
-                v_bias: None,
-                q_norm: None,
-                k_norm: None,
-                post_attn_norm: None,
-                ffn_norm: g.norm(s.hidden),
+                q_bias: biases.then(|| g.vector(q_rows, 0.5)),
+                k_bias: biases.then(|| g.vector(kv_rows, 0.5)),
+                v_bias: biases.then(|| g.vector(kv_rows, 0.5)),
+                q_norm: qk_norms.then(|| g.norm(s.head_dim, q_norm)),
+                k_norm: qk_norms.then(|| g.norm(s.head_dim, 1.0)),
+                post_attn_norm: gemma.then(|| g.norm(s.hidden, post_norm)),
+                ffn_norm: g.norm(s.hidden, 1.0),
                 gate: g.matrix(s.ffn, s.hidden, unit),
                 up: g.matrix(s.ffn, s.hidden, unit),
                 down: g.matrix(s.hidden, s.ffn, branch / ffn.sqrt()),
-                post_ffn_norm: None,
+                post_ffn_norm: gemma.then(|| g.norm(s.hidden, post_norm)),
             })
             .collect();
         Weights {
             embed,
             layers,
-            final_norm: g.norm(s.hidden),
-            lm_head: None,
+            final_norm: g.norm(s.hidden, 1.0),
+            lm_head: (!s.tied).then(|| g.matrix(s.vocab_size, s.hidden, 3.0 * unit)),
         }
     }
 }
@@ -240,12 +437,18 @@ impl Generator {
             .expect("the buffer was made for this matrix")
     }
 
-    /// Norm weights: around 1, with a deviation of 0.1.
-    fn norm(&mut self, n: usize) -> Vec<f32> {
+    /// Norm weights: around `mean`, with a deviation of a tenth of it.
+    fn norm(&mut self, n: usize, mean: f32) -> Vec<f32> {
+        let v = self.vector(n, 0.1);
+        v.iter().map(|x| (1.0 + x) * mean).collect()
+    }
+
+    /// Values of mean 0.
+    fn vector(&mut self, n: usize, deviation: f64) -> Vec<f32> {
         let (seed, tensor) = self.next();
-        let factor = normal_factor(0.1);
+        let factor = normal_factor(deviation);
         (0..n)
-            .map(|i| 1.0 + normals(seed, tensor, i as u64 / 4)[i % 4] as f32 * factor)
+            .map(|i| normals(seed, tensor, i as u64 / 4)[i % 4] as f32 * factor)
             .collect()
     }
 }

@@ -3,7 +3,7 @@
 //! The writers share nothing with the readers but the tables of names and numbers.
 
 use crate::arch::{ARCHS, ArchSpec, Naming, Role};
-use crate::config::ModelConfig;
+use crate::config::{Arch, LayerKind, ModelConfig};
 use crate::gguf::{Array, TENSOR_TYPES, Value};
 use crate::weights::{LayerWeights, Tensor, Weights};
 use half::{bf16, f16};
@@ -105,7 +105,7 @@ pub fn gguf_tensors(config: &ModelConfig, weights: &Weights) -> Vec<Written> {
 
 /// The tensors of a checkpoint that holds `weights` under transformers' names.
 pub fn hf_tensors(config: &ModelConfig, weights: &Weights) -> Vec<Written> {
-    tensors(config, weights, Naming::Hf)
+    tensors(config, weights, Naming::Hf(spec(config).hf[0].places[0]))
 }
 
 fn spec(config: &ModelConfig) -> &'static ArchSpec {
@@ -117,27 +117,41 @@ fn spec(config: &ModelConfig) -> &'static ArchSpec {
 
 fn tensors(config: &ModelConfig, weights: &Weights, naming: Naming) -> Vec<Written> {
     let spec = spec(config);
-    let mut out = vec![matrix(naming.embed().to_string(), &weights.embed)];
+    let mut out = vec![matrix(naming.embed(), &weights.embed)];
+    let interleave = naming == Naming::Gguf && spec.gguf_interleaves_qk;
+    let from_one = naming != Naming::Gguf && spec.hf_norms_from_one;
+    // Exact between 1/2 and 2.
+    let norm = |name: String, v: &[f32]| match from_one {
+        true => vector(name, &v.iter().map(|x| x - 1.0).collect::<Vec<f32>>()),
+        false => vector(name, v),
+    };
     for (i, l) in weights.layers.iter().enumerate() {
         for t in spec.layer {
             let name = naming.layer(i, t);
-            let interleave = naming == Naming::Gguf && spec.gguf_interleaves_qk;
+            let optional = |v: &Option<Vec<f32>>| v.clone().expect("the architecture has it");
             out.push(match t.role {
-                Role::AttnNorm => vector(name, &l.attn_norm),
+                Role::AttnNorm => norm(name, &l.attn_norm),
                 Role::Q if interleave => interleaved(name, &l.q, config.head_dim),
                 Role::K if interleave => interleaved(name, &l.k, config.head_dim),
                 Role::Q => matrix(name, &l.q),
                 Role::K => matrix(name, &l.k),
                 Role::V => matrix(name, &l.v),
                 Role::O => matrix(name, &l.o),
-                Role::FfnNorm => vector(name, &l.ffn_norm),
+                Role::QBias => vector(name, &optional(&l.q_bias)),
+                Role::KBias => vector(name, &optional(&l.k_bias)),
+                Role::VBias => vector(name, &optional(&l.v_bias)),
+                Role::QNorm => norm(name, &optional(&l.q_norm)),
+                Role::KNorm => norm(name, &optional(&l.k_norm)),
+                Role::PostAttnNorm => norm(name, &optional(&l.post_attn_norm)),
+                Role::FfnNorm => norm(name, &l.ffn_norm),
                 Role::Gate => matrix(name, &l.gate),
                 Role::Up => matrix(name, &l.up),
                 Role::Down => matrix(name, &l.down),
+                Role::PostFfnNorm => norm(name, &optional(&l.post_ffn_norm)),
             });
         }
     }
-    out.push(vector(naming.final_norm().to_string(), &weights.final_norm));
+    out.push(norm(naming.final_norm(), &weights.final_norm));
     if let Some(head) = &weights.lm_head {
         out.push(matrix(naming.lm_head().to_string(), head));
     }
@@ -180,7 +194,8 @@ fn interleaved(name: String, t: &Tensor, d: usize) -> Written {
 pub fn gguf_metadata(config: &ModelConfig) -> Vec<(String, Value)> {
     let arch = spec(config).gguf;
     let u32 = |n: usize| Value::U32(n as u32);
-    let rope = &config.layers[0].rope;
+    let (full, sliding) = kinds(config);
+    let rope = &full.rope;
     let mut out = vec![
         (
             "general.architecture".to_string(),
@@ -216,7 +231,32 @@ pub fn gguf_metadata(config: &ModelConfig) -> Vec<(String, Value)> {
             Value::F32(factor as f32),
         ));
     }
+    if let Some(sliding) = sliding {
+        let period = config.layers.iter().position(|l| l.window.is_none());
+        out.extend([
+            (
+                format!("{arch}.attention.sliding_window"),
+                u32(sliding.window.expect("it slides")),
+            ),
+            (
+                format!("{arch}.attention.sliding_window_pattern"),
+                u32(period.map_or(config.layers.len() + 1, |i| i + 1)),
+            ),
+            (
+                format!("{arch}.rope.freq_base_swa"),
+                Value::F32(sliding.rope.theta as f32),
+            ),
+        ]);
+    }
     out
+}
+
+/// The first layer without a window (or else the first), and the first with one.
+fn kinds(config: &ModelConfig) -> (LayerKind, Option<LayerKind>) {
+    let layers = &config.layers;
+    let full = layers.iter().find(|l| l.window.is_none());
+    let sliding = layers.iter().find(|l| l.window.is_some());
+    (*full.unwrap_or(&layers[0]), sliding.copied())
 }
 
 /// A GGUF file, version 3, alignment 32.
@@ -306,7 +346,9 @@ fn put_array(out: &mut Vec<u8>, array: &Array) {
 /// config.json for `config`.
 pub fn hf_config(config: &ModelConfig, tied: bool) -> serde_json::Value {
     let spec = spec(config);
-    let rope = &config.layers[0].rope;
+    let class = &spec.hf[0];
+    let (full, sliding) = kinds(config);
+    let rope = &full.rope;
     let scaling = match rope.scaling {
         RopeScaling::None => serde_json::Value::Null,
         RopeScaling::Linear { factor } => {
@@ -325,9 +367,9 @@ pub fn hf_config(config: &ModelConfig, tied: bool) -> serde_json::Value {
             "original_max_position_embeddings": original_context,
         }),
     };
-    serde_json::json!({
-        "architectures": [spec.hf],
-        "model_type": spec.hf_model_type,
+    let mut out = serde_json::json!({
+        "architectures": [class.name],
+        "model_type": class.model_type,
         "hidden_size": config.hidden,
         "intermediate_size": config.ffn,
         "num_hidden_layers": config.layers.len(),
@@ -340,13 +382,34 @@ pub fn hf_config(config: &ModelConfig, tied: bool) -> serde_json::Value {
         "rope_theta": rope.theta,
         "rope_scaling": scaling,
         "vocab_size": config.vocab_size,
-        "hidden_act": "silu",
-        "attention_bias": false,
-        "mlp_bias": false,
+        "attention_bias": config.arch == Arch::Qwen2,
         "tie_word_embeddings": tied,
         "torch_dtype": "bfloat16",
         "transformers_version": "4.50.0",
-    })
+    });
+    match config.arch {
+        Arch::Gemma3 => {
+            out["hidden_activation"] = "gelu_pytorch_tanh".into();
+            out["query_pre_attn_scalar"] = config.attn_scale.powi(-2).round().into();
+        }
+        _ => {
+            out["hidden_act"] = "silu".into();
+            out["mlp_bias"] = false.into();
+        }
+    }
+    if let Some(sliding) = sliding {
+        let types = config.layers.iter().map(|l| match l.window {
+            Some(_) => "sliding_attention",
+            None => "full_attention",
+        });
+        out["layer_types"] = types.collect();
+        out["sliding_window"] = sliding.window.into();
+        match config.arch {
+            Arch::Gemma3 => out["rope_local_base_freq"] = sliding.rope.theta.into(),
+            _ => out["use_sliding_window"] = true.into(),
+        }
+    }
+    out
 }
 
 /// A safetensors file. Plain formats only.

@@ -3,9 +3,12 @@
 use super::{GgufError, GgufFile, Metadata, shown};
 use crate::arch::{ARCHS, ArchSpec, Naming};
 use crate::assemble::{Head, RawTensor, TensorError, TensorSource, assemble, widen_plain};
-use crate::config::{ConfigError, LayerKind, ModelConfig, Rope, uniform_layers};
+use crate::config::{
+    Arch, ConfigError, LayerKind, ModelConfig, Rope, check_layer_count, root_of_width,
+};
 use crate::weights::{Tensor, Weights};
 use numerics::rope::{RopeScaling, inverse_frequencies};
+use numerics::weight::WeightType;
 
 /// Per-frequency divisors, which converters write for Llama 3's RoPE scaling.
 const ROPE_FREQS: &str = "rope_freqs.weight";
@@ -52,8 +55,7 @@ impl GgufFile {
         };
         // `rope_freqs.weight` has become part of the configuration.
         let ignorable = |name: &str| name == ROPE_FREQS;
-        let weights = assemble(&config, spec, Naming::Gguf, head, self, ignorable)?;
-        Ok((config, weights))
+        Ok(assemble(config, spec, Naming::Gguf, head, self, ignorable)?)
     }
 
     fn arch(&self) -> Result<&'static ArchSpec, GgufError> {
@@ -69,6 +71,7 @@ impl GgufFile {
         let keys = Keys {
             metadata: &self.metadata,
             prefix: spec.gguf,
+            arch: spec.arch,
         };
         let hidden = keys.required_usize("embedding_length")?;
         let heads = keys.required_usize("attention.head_count")?;
@@ -86,7 +89,7 @@ impl GgufFile {
         keys.equal("expert_count", 0)?;
         keys.equal("expert_used_count", 0)?;
         let rope = Rope {
-            theta: keys.f64("rope.freq_base")?.unwrap_or(10_000.0),
+            theta: keys.theta()?,
             scaling: self.rope_scaling(&keys, head_dim)?,
         };
         let norm_eps = keys.f64("attention.layer_norm_rms_epsilon")?;
@@ -94,6 +97,17 @@ impl GgufFile {
         let context = keys.required_usize("context_length")?;
         let ffn = keys.required_usize("feed_forward_length")?;
         let layers = keys.required_usize("block_count")?;
+        check_layer_count(layers)?;
+        // No key holds Gemma's query_pre_attn_scalar: of all its sizes only the one of 62 layers has another than the head's.
+        let query_scalar = match (spec.arch, layers) {
+            (Arch::Gemma3, GEMMA_27B_LAYERS) => hidden / heads.max(1),
+            _ => head_dim,
+        };
+        let full = LayerKind { window: None, rope };
+        let layers = match spec.arch {
+            Arch::Gemma3 => gemma_layers(&keys, layers, full)?,
+            _ => vec![full; layers],
+        };
         keys.refuse_unknown()?;
         Ok(ModelConfig {
             arch: spec.arch,
@@ -106,9 +120,11 @@ impl GgufFile {
             context,
             norm_eps,
             activation: spec.activation,
-            attn_scale: 1.0 / (head_dim as f64).sqrt(),
-            embed_scale: None,
-            layers: uniform_layers(layers, LayerKind { window: None, rope })?,
+            attn_scale: 1.0 / (query_scalar as f64).sqrt(),
+            embed_scale: spec
+                .scales_embedding
+                .then(|| root_of_width(hidden, WeightType::F32)),
+            layers,
         })
     }
 
@@ -116,7 +132,7 @@ impl GgufFile {
     fn vocab_size(&self, keys: &Keys) -> Result<usize, GgufError> {
         let tokens = self.metadata.get_str_array("tokenizer.ggml.tokens")?;
         let tokens = tokens.map(<[String]>::len);
-        let embed = self.tensors.get(Naming::Gguf.embed());
+        let embed = self.tensors.get(&Naming::Gguf.embed());
         let rows = embed.map_or(0, |t| t.shape[0]);
         let declared = keys.usize("vocab_size")?;
         if let (Some(declared), Some(tokens)) = (declared, tokens)
@@ -129,7 +145,7 @@ impl GgufFile {
     }
 
     fn rope_scaling(&self, keys: &Keys, head_dim: usize) -> Result<RopeScaling, GgufModelError> {
-        let theta = keys.f64("rope.freq_base")?.unwrap_or(10_000.0);
+        let theta = keys.theta()?;
         let kind = keys.str("rope.scaling.type")?;
         let factor = keys.f64("rope.scaling.factor")?;
         let legacy = keys.f64("rope.scale_linear")?;
@@ -185,6 +201,31 @@ impl GgufFile {
     }
 }
 
+const GEMMA_27B_LAYERS: usize = 62;
+
+/// Every sixth layer is `full`, unless the file names another period; the others slide, with a base of their own and no
+/// scaling.
+fn gemma_layers(keys: &Keys, count: usize, full: LayerKind) -> Result<Vec<LayerKind>, GgufError> {
+    let window = keys.required_usize("attention.sliding_window")?;
+    let period = keys.usize("attention.sliding_window_pattern")?.unwrap_or(6);
+    if period == 0 {
+        let allowed = "1 or more";
+        return Err(keys.refused("attention.sliding_window_pattern", period, allowed));
+    }
+    let sliding = LayerKind {
+        window: Some(window),
+        rope: Rope {
+            theta: keys.f64("rope.freq_base_swa")?.unwrap_or(10_000.0),
+            scaling: RopeScaling::None,
+        },
+    };
+    let kind = |i: usize| match i % period {
+        0 => full,
+        _ => sliding,
+    };
+    Ok((1..=count).map(kind).collect())
+}
+
 /// Recovers Llama 3's parameters from the divisors a converter computed from them, so that a GGUF file and its source
 /// have one configuration. The divisor of the lowest frequencies is the factor itself; the others only check the rest.
 fn llama3_scaling(
@@ -219,7 +260,7 @@ fn llama3_scaling(
     })
 }
 
-/// Keys below the architecture's prefix that are read here.
+/// Keys below the architecture's prefix that are read here, for every architecture.
 const READ: &[&str] = &[
     "attention.head_count",
     "attention.head_count_kv",
@@ -240,6 +281,12 @@ const READ: &[&str] = &[
     "rope.scaling.type",
     "vocab_size",
 ];
+/// The same for Gemma 3 alone.
+const READ_GEMMA: &[&str] = &[
+    "attention.sliding_window",
+    "attention.sliding_window_pattern",
+    "rope.freq_base_swa",
+];
 /// Keys below the prefix that change nothing computed.
 const BENIGN: &[&str] = &["rope.scaling.finetuned", "tensor_data_layout"];
 
@@ -247,9 +294,18 @@ const BENIGN: &[&str] = &["rope.scaling.finetuned", "tensor_data_layout"];
 struct Keys<'a> {
     metadata: &'a Metadata,
     prefix: &'a str,
+    arch: Arch,
 }
 
 impl<'a> Keys<'a> {
+    fn theta(&self) -> Result<f64, GgufError> {
+        let unsaid = match self.arch {
+            Arch::Gemma3 => 1_000_000.0,
+            _ => 10_000.0,
+        };
+        Ok(self.f64("rope.freq_base")?.unwrap_or(unsaid))
+    }
+
     fn full(&self, key: &str) -> String {
         format!("{}.{key}", self.prefix)
     }
@@ -291,16 +347,20 @@ impl<'a> Keys<'a> {
     }
 
     fn refuse_unknown(&self) -> Result<(), GgufError> {
+        let mut read = READ.to_vec();
+        if self.arch == Arch::Gemma3 {
+            read.extend(READ_GEMMA);
+        }
         for full in self.metadata.0.keys() {
             let rest = full
                 .strip_prefix(self.prefix)
                 .and_then(|r| r.strip_prefix('.'));
             if let Some(key) = rest
-                && !READ.contains(&key)
+                && !read.contains(&key)
                 && !BENIGN.contains(&key)
             {
                 let given = "not understood and may change the result";
-                let allowed = format!("{}.{{{}}}", self.prefix, READ.join(", "));
+                let allowed = format!("{}.{{{}}}", self.prefix, read.join(", "));
                 return Err(GgufError::key(full, given, allowed));
             }
         }

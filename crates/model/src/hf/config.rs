@@ -1,63 +1,20 @@
 //! config.json. A key that could change the result and is not understood is an error.
 
-use crate::arch::{ARCHS, ArchSpec};
-use crate::config::{ConfigError, LayerKind, ModelConfig, Rope, uniform_layers};
+use super::object::{ConfigFileError, Object};
+use super::rope;
+use crate::arch::{ARCHS, ArchSpec, HfClass};
+use crate::config::{Arch, LayerKind, ModelConfig, Rope, check_layer_count, root_of_width};
 use crate::gguf::shown;
-use numerics::rope::RopeScaling;
-use serde_json::{Map, Value};
-
-/// Why a config.json was refused.
-#[derive(Debug, thiserror::Error)]
-pub enum ConfigFileError {
-    /// The operating system refused, or the file is too large.
-    #[error("cannot be read: {0}")]
-    Io(std::io::Error),
-    /// Not JSON.
-    #[error("not valid JSON: {0}")]
-    Json(serde_json::Error),
-    /// Not an object.
-    #[error("it holds {given}, allowed: an object")]
-    NoObject {
-        /// What it holds.
-        given: String,
-    },
-    /// A key is needed and absent.
-    #[error("key \"{key}\" is missing")]
-    Missing {
-        /// The key.
-        key: String,
-    },
-    /// A key's value is of the wrong type or not supported.
-    #[error("key \"{key}\" is {given}, allowed: {allowed}")]
-    Key {
-        /// The key.
-        key: String,
-        /// Its value.
-        given: String,
-        /// What is allowed.
-        allowed: String,
-    },
-    /// A key that may change the result.
-    #[error(
-        "key \"{key}\" is not understood and may change the result; its value is {given}, allowed: null or no such key"
-    )]
-    Unknown {
-        /// The key.
-        key: String,
-        /// Its value.
-        given: String,
-    },
-    /// The values do not make a model.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-}
+use numerics::weight::WeightType;
+use serde_json::Value;
 
 /// What config.json says.
 pub struct ParsedConfig {
     pub(crate) spec: &'static ArchSpec,
+    pub(crate) class: &'static HfClass,
     /// The head is the embedding.
     pub tied: bool,
-    /// The decoder, validated.
+    /// The decoder, validated. Where the embedding is scaled, the scale is that of an embedding in f32.
     pub config: ModelConfig,
 }
 
@@ -70,7 +27,9 @@ const BENIGN: &[&str] = &[
     "bad_words_ids",
     "begin_suppress_tokens",
     "bos_token_id",
+    "cache_implementation",
     "chunk_size_feed_forward",
+    "cross_attention_hidden_size",
     "decoder_start_token_id",
     "diversity_penalty",
     "do_sample",
@@ -124,115 +83,61 @@ const BENIGN: &[&str] = &[
     "use_cache",
 ];
 
-/// A JSON object whose keys are crossed off as they are read.
-struct Object<'a> {
-    map: &'a Map<String, Value>,
-    /// Where it lies: empty, or the key that holds it and a dot.
-    prefix: &'a str,
-    read: Vec<&'static str>,
+/// Keys of a multimodal model that concern only how images enter.
+const BENIGN_VISION: &[&str] = &[
+    "boi_token_id",
+    "boi_token_index",
+    "eoi_token_id",
+    "eoi_token_index",
+    "image_token_id",
+    "image_token_index",
+    "mm_tokens_per_image",
+    "vision_config",
+];
+
+/// Keys of other kinds of models that saved configurations carry along, unset.
+const ONLY_FALSE: &[&str] = &[
+    "add_cross_attention",
+    "is_decoder",
+    "is_encoder_decoder",
+    "mlp_bias",
+    "rope_interleaved",
+    "tf_legacy_loss",
+    "tie_encoder_decoder",
+    "use_bidirectional_attention",
+];
+
+/// What an architecture's published files leave unsaid, because `transformers` has it as a default.
+struct Unsaid {
+    vocab_size: Option<usize>,
+    heads: Option<usize>,
+    kv_heads: Option<usize>,
+    head_dim: Option<usize>,
+    context: Option<usize>,
+    norm_eps: Option<f64>,
+    tied: bool,
 }
 
-impl<'a> Object<'a> {
-    fn new(map: &'a Map<String, Value>, prefix: &'a str) -> Self {
-        Self {
-            map,
-            prefix,
-            read: Vec::new(),
-        }
-    }
-
-    fn full(&self, key: &str) -> String {
-        format!("{}{}", self.prefix, shown(key))
-    }
-
-    /// The value; null counts as absent.
-    fn get(&mut self, key: &'static str) -> Option<&'a Value> {
-        self.read.push(key);
-        self.map.get(key).filter(|v| !v.is_null())
-    }
-
-    fn refused(&self, key: &str, given: &Value, allowed: &str) -> ConfigFileError {
-        ConfigFileError::Key {
-            key: self.full(key),
-            given: shown(&given.to_string()),
-            allowed: allowed.to_string(),
-        }
-    }
-
-    fn required<T>(&self, key: &str, value: Option<T>) -> Result<T, ConfigFileError> {
-        value.ok_or_else(|| ConfigFileError::Missing {
-            key: self.full(key),
-        })
-    }
-
-    fn as_type<T>(
-        &mut self,
-        key: &'static str,
-        allowed: &str,
-        convert: fn(&'a Value) -> Option<T>,
-    ) -> Result<Option<T>, ConfigFileError> {
-        match self.get(key) {
-            None => Ok(None),
-            Some(v) => convert(v)
-                .map(Some)
-                .ok_or_else(|| self.refused(key, v, allowed)),
-        }
-    }
-
-    fn size(&mut self, key: &'static str) -> Result<Option<usize>, ConfigFileError> {
-        self.as_type(key, "an integer that is not negative", |v| {
-            v.as_u64().and_then(|n| n.try_into().ok())
-        })
-    }
-
-    fn required_size(&mut self, key: &'static str) -> Result<usize, ConfigFileError> {
-        let value = self.size(key)?;
-        self.required(key, value)
-    }
-
-    fn number(&mut self, key: &'static str) -> Result<Option<f64>, ConfigFileError> {
-        self.as_type(key, "a number", Value::as_f64)
-    }
-
-    fn required_number(&mut self, key: &'static str) -> Result<f64, ConfigFileError> {
-        let value = self.number(key)?;
-        self.required(key, value)
-    }
-
-    fn bool(&mut self, key: &'static str) -> Result<Option<bool>, ConfigFileError> {
-        self.as_type(key, "true or false", Value::as_bool)
-    }
-
-    fn str(&mut self, key: &'static str) -> Result<Option<&'a str>, ConfigFileError> {
-        self.as_type(key, "a string", Value::as_str)
-    }
-
-    fn object(
-        &mut self,
-        key: &'static str,
-    ) -> Result<Option<&'a Map<String, Value>>, ConfigFileError> {
-        self.as_type(key, "an object or null", Value::as_object)
-    }
-
-    /// Refuses any value but the one whose meaning is implemented.
-    fn only(&mut self, key: &'static str, allowed: &Value) -> Result<(), ConfigFileError> {
-        match self.get(key) {
-            Some(v) if v != allowed => Err(self.refused(key, v, &allowed.to_string())),
-            _ => Ok(()),
-        }
-    }
-
-    fn refuse_unknown(&self, benign: &[&str]) -> Result<(), ConfigFileError> {
-        for (key, value) in self.map {
-            let known = self.read.contains(&key.as_str()) || benign.contains(&key.as_str());
-            if !known && !value.is_null() {
-                return Err(ConfigFileError::Unknown {
-                    key: self.full(key),
-                    given: shown(&value.to_string()),
-                });
-            }
-        }
-        Ok(())
+fn unsaid(arch: Arch) -> Unsaid {
+    match arch {
+        Arch::Llama | Arch::Qwen2 | Arch::Qwen3 => Unsaid {
+            vocab_size: None,
+            heads: None,
+            kv_heads: None,
+            head_dim: None,
+            context: None,
+            norm_eps: None,
+            tied: false,
+        },
+        Arch::Gemma3 => Unsaid {
+            vocab_size: Some(262_208),
+            heads: Some(8),
+            kv_heads: Some(4),
+            head_dim: Some(256),
+            context: Some(131_072),
+            norm_eps: Some(1e-6),
+            tied: true,
+        },
     }
 }
 
@@ -242,12 +147,32 @@ pub fn parse_config(text: &[u8]) -> Result<ParsedConfig, ConfigFileError> {
     let map = value.as_object().ok_or_else(|| ConfigFileError::NoObject {
         given: shown(&value.to_string()),
     })?;
-    let mut o = Object::new(map, "");
-    let spec = arch(&mut o)?;
+    let mut top = Object::new(map, "");
+    let (spec, class) = architecture(&mut top)?;
+    let Some(text_model_type) = class.text_model_type else {
+        return decoder(top, spec, class, None);
+    };
+    let text = top.object("text_config")?;
+    let text = top.required("text_config", text)?;
+    let tied = top.bool("tie_word_embeddings")?;
+    top.refuse_unknown(&[BENIGN, BENIGN_VISION])?;
+    let mut text = Object::new(text, "text_config.");
+    text.only("model_type", &text_model_type.into())?;
+    decoder(text, spec, class, tied)
+}
+
+/// A decoder's own object. `tied` is what the file says about the head outside of it.
+fn decoder(
+    mut o: Object,
+    spec: &'static ArchSpec,
+    class: &'static HfClass,
+    tied: Option<bool>,
+) -> Result<ParsedConfig, ConfigFileError> {
+    let unsaid = unsaid(spec.arch);
     let hidden = o.required_size("hidden_size")?;
-    let heads = o.required_size("num_attention_heads")?;
-    let kv_heads = o.size("num_key_value_heads")?.unwrap_or(heads);
-    let head_dim = match o.size("head_dim")? {
+    let heads = o.size_or("num_attention_heads", unsaid.heads)?;
+    let kv_heads = o.size_or("num_key_value_heads", unsaid.kv_heads.or(Some(heads)))?;
+    let head_dim = match o.size("head_dim")?.or(unsaid.head_dim) {
         Some(d) => d,
         None if heads > 0 && hidden % heads == 0 => hidden / heads,
         None => {
@@ -255,38 +180,62 @@ pub fn parse_config(text: &[u8]) -> Result<ParsedConfig, ConfigFileError> {
             return Err(o.refused("num_attention_heads", &heads.into(), &allowed));
         }
     };
-    let context = o.required_size("max_position_embeddings")?;
-    let rope = rope(&mut o)?;
-    o.only("hidden_act", &"silu".into())?;
-    o.only("attention_bias", &false.into())?;
-    o.only("mlp_bias", &false.into())?;
-    o.only("rope_interleaved", &false.into())?;
+    let attn_scale = match spec.arch {
+        Arch::Gemma3 => o.number("query_pre_attn_scalar")?.unwrap_or(256.0),
+        _ => head_dim as f64,
+    };
+    let act = match spec.arch {
+        Arch::Gemma3 => "gelu_pytorch_tanh",
+        _ => "silu",
+    };
+    o.only("hidden_act", &act.into())?;
+    if spec.arch == Arch::Gemma3 {
+        o.only("hidden_activation", &act.into())?;
+    }
+    // Qwen2 has biases whatever the key says; the others never have them here.
+    o.only("attention_bias", &(spec.arch == Arch::Qwen2).into())?;
+    for key in ONLY_FALSE {
+        o.only(key, &false.into())?;
+    }
+    o.only("pruned_heads", &serde_json::json!({}))?;
+    let norm_eps = o.number("rms_norm_eps")?.or(unsaid.norm_eps);
     let config = ModelConfig {
         arch: spec.arch,
-        vocab_size: o.required_size("vocab_size")?,
+        context: o.size_or("max_position_embeddings", unsaid.context)?,
+        vocab_size: o.size_or("vocab_size", unsaid.vocab_size)?,
         hidden,
         ffn: o.required_size("intermediate_size")?,
         heads,
         kv_heads,
         head_dim,
-        context,
-        norm_eps: o.required_number("rms_norm_eps")? as f32,
+        norm_eps: o.required("rms_norm_eps", norm_eps)? as f32,
         activation: spec.activation,
-        attn_scale: 1.0 / (head_dim as f64).sqrt(),
-        embed_scale: None,
-        layers: uniform_layers(
-            o.required_size("num_hidden_layers")?,
-            LayerKind { window: None, rope },
-        )?,
+        attn_scale: 1.0 / attn_scale.sqrt(),
+        embed_scale: spec
+            .scales_embedding
+            .then(|| root_of_width(hidden, WeightType::F32)),
+        layers: layers(&mut o, spec.arch)?,
     };
-    let tied = o.bool("tie_word_embeddings")?.unwrap_or(false);
-    o.refuse_unknown(BENIGN)?;
+    let inner_tied = o.bool("tie_word_embeddings")?;
+    if let (Some(a), Some(b)) = (tied, inner_tied)
+        && a != b
+    {
+        let allowed = format!("{a}, as outside of text_config");
+        return Err(o.refused("tie_word_embeddings", &b.into(), &allowed));
+    }
+    o.refuse_unknown(&[BENIGN])?;
     config.validate()?;
-    Ok(ParsedConfig { spec, tied, config })
+    Ok(ParsedConfig {
+        spec,
+        class,
+        tied: tied.or(inner_tied).unwrap_or(unsaid.tied),
+        config,
+    })
 }
 
-fn arch(o: &mut Object) -> Result<&'static ArchSpec, ConfigFileError> {
-    let supported: Vec<&str> = ARCHS.iter().map(|a| a.hf).collect();
+fn architecture(o: &mut Object) -> Result<(&'static ArchSpec, &'static HfClass), ConfigFileError> {
+    let classes = || ARCHS.iter().flat_map(|a| a.hf.iter().map(move |c| (a, c)));
+    let supported: Vec<&str> = classes().map(|(_, c)| c.name).collect();
     let allowed = format!("a list of one of: {}", supported.join(", "));
     let given = o.get("architectures");
     let given = o.required("architectures", given)?;
@@ -294,71 +243,102 @@ fn arch(o: &mut Object) -> Result<&'static ArchSpec, ConfigFileError> {
         Some([one]) => one.as_str(),
         _ => None,
     };
-    let spec = ARCHS.iter().find(|a| Some(a.hf) == name);
-    let spec = spec.ok_or_else(|| o.refused("architectures", given, &allowed))?;
-    o.only("model_type", &spec.hf_model_type.into())?;
-    Ok(spec)
+    let found = classes().find(|(_, c)| Some(c.name) == name);
+    let found = found.ok_or_else(|| o.refused("architectures", given, &allowed))?;
+    o.only("model_type", &found.1.model_type.into())?;
+    Ok(found)
 }
 
-/// RoPE: `rope_theta` and `rope_scaling`, or the newer `rope_parameters`, which holds both.
-fn rope(o: &mut Object) -> Result<Rope, ConfigFileError> {
-    let top_theta = o.number("rope_theta")?;
-    let old = o.object("rope_scaling")?;
-    let new = o.object("rope_parameters")?;
-    let (map, prefix) = match (old, new) {
-        (Some(_), Some(new)) => {
-            let given = Value::Object(new.clone());
-            return Err(o.refused(
-                "rope_parameters",
-                &given,
-                "absent where rope_scaling is given",
-            ));
-        }
-        (Some(map), None) => (map, "rope_scaling."),
-        (None, Some(map)) => (map, "rope_parameters."),
-        (None, None) => {
-            return Ok(Rope {
-                theta: top_theta.unwrap_or(10_000.0),
-                scaling: RopeScaling::None,
-            });
+/// What each layer sees, and how it rotates.
+fn layers(o: &mut Object, arch: Arch) -> Result<Vec<LayerKind>, ConfigFileError> {
+    let count = o.required_size("num_hidden_layers")?;
+    check_layer_count(count)?;
+    let (full, sliding): (Rope, Rope) = match arch {
+        Arch::Gemma3 => rope::full_and_sliding(o)?,
+        _ => {
+            let rope = rope::uniform(o)?;
+            (rope, rope)
         }
     };
-    let mut r = Object::new(map, prefix);
-    let inner_theta = r.number("rope_theta")?;
-    if let (Some(a), Some(b)) = (top_theta, inner_theta)
-        && a != b
-    {
-        return Err(r.refused(
-            "rope_theta",
-            &b.into(),
-            &format!("rope_theta {a}, given beside it"),
-        ));
-    }
-    let (rope_type, old_type) = (r.str("rope_type")?, r.str("type")?);
-    if let (Some(a), Some(b)) = (rope_type, old_type)
-        && a != b
-    {
-        return Err(r.refused("type", &b.into(), &format!("rope_type \"{}\"", shown(a))));
-    }
-    r.only("partial_rotary_factor", &1.0.into())?;
-    let scaling = match rope_type.or(old_type).unwrap_or("default") {
-        "default" => RopeScaling::None,
-        // A factor of 1 changes no bit; one identity for one computation.
-        "linear" => match r.required_number("factor")? {
-            1.0 => RopeScaling::None,
-            factor => RopeScaling::Linear { factor },
-        },
-        "llama3" => RopeScaling::Llama3 {
-            factor: r.required_number("factor")?,
-            low_freq_factor: r.required_number("low_freq_factor")?,
-            high_freq_factor: r.required_number("high_freq_factor")?,
-            original_context: r.required_size("original_max_position_embeddings")?,
-        },
-        other => return Err(r.refused("rope_type", &other.into(), "default, linear, llama3")),
+    let slides = sliding_layers(o, arch, count)?;
+    let window = match slides.contains(&true) {
+        true => {
+            let window = o.size("sliding_window")?;
+            Some(o.required("sliding_window", window)?)
+        }
+        false => None,
     };
-    r.refuse_unknown(&[])?;
-    Ok(Rope {
-        theta: top_theta.or(inner_theta).unwrap_or(10_000.0),
-        scaling,
+    let kind = |slides: &bool| match slides {
+        true => LayerKind {
+            window,
+            rope: sliding,
+        },
+        false => LayerKind {
+            window: None,
+            rope: full,
+        },
+    };
+    Ok(slides.iter().map(kind).collect())
+}
+
+/// Which layers have a sliding window: `layer_types` says it, else the older keys each family has.
+fn sliding_layers(o: &mut Object, arch: Arch, count: usize) -> Result<Vec<bool>, ConfigFileError> {
+    let types = layer_types(o, count)?;
+    let by_older_keys: Vec<bool> = match arch {
+        Arch::Llama => vec![false; count],
+        Arch::Qwen2 | Arch::Qwen3 => {
+            let first = o.size("max_window_layers")?.unwrap_or(28);
+            let used = o.bool("use_sliding_window")?.unwrap_or(false);
+            // Qwen's files name a window that is not used.
+            o.get("sliding_window");
+            (0..count).map(|i| used && i >= first).collect()
+        }
+        Arch::Gemma3 => {
+            o.get("sliding_window");
+            let mut period = 6;
+            for key in ["sliding_window_pattern", "_sliding_window_pattern"] {
+                if let Some(given) = o.size(key)? {
+                    if given == 0 {
+                        return Err(o.refused(key, &given.into(), "1 or more"));
+                    }
+                    period = given;
+                }
+            }
+            (1..=count).map(|i| i % period != 0).collect()
+        }
+    };
+    let Some(types) = types else {
+        return Ok(by_older_keys);
+    };
+    let may_slide = match arch {
+        Arch::Llama => false,
+        Arch::Qwen2 | Arch::Qwen3 => o.bool("use_sliding_window")? == Some(true),
+        Arch::Gemma3 => true,
+    };
+    if types.contains(&true) && !may_slide {
+        let allowed = match arch {
+            Arch::Llama => "full_attention",
+            _ => "full_attention where use_sliding_window is not true",
+        };
+        return Err(o.refused("layer_types", &"sliding_attention".into(), allowed));
+    }
+    Ok(types)
+}
+
+/// `layer_types`: whether each layer slides.
+fn layer_types(o: &mut Object, count: usize) -> Result<Option<Vec<bool>>, ConfigFileError> {
+    let Some(given) = o.get("layer_types") else {
+        return Ok(None);
+    };
+    let kind = |v: &Value| match v.as_str() {
+        Some("full_attention") => Some(false),
+        Some("sliding_attention") => Some(true),
+        _ => None,
+    };
+    let list = given.as_array().filter(|list| list.len() == count);
+    let kinds = list.and_then(|list| list.iter().map(kind).collect());
+    kinds.map(Some).ok_or_else(|| {
+        let allowed = format!("a list of {count}, each full_attention or sliding_attention");
+        o.refused("layer_types", given, &allowed)
     })
 }

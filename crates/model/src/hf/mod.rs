@@ -1,13 +1,16 @@
 //! Checkpoints as Hugging Face's `transformers` writes them: a directory with config.json and safetensors.
 
 mod config;
+mod object;
+mod rope;
 mod tensors;
 
-pub use config::{ConfigFileError, parse_config};
+pub use config::{ParsedConfig, parse_config};
+pub use object::ConfigFileError;
 pub use tensors::{Checkpoint, SafetensorsError};
 
 use crate::arch::Naming;
-use crate::assemble::{Head, TensorError, assemble};
+use crate::assemble::{Head, TensorError, TensorSource, assemble};
 use crate::config::ModelConfig;
 use crate::weights::Weights;
 use std::fs::File;
@@ -40,14 +43,27 @@ pub fn load(dir: &Path) -> Result<(ModelConfig, Weights), HfError> {
 /// As [`load`], from parts.
 pub fn model(config: &[u8], checkpoint: &Checkpoint) -> Result<(ModelConfig, Weights), HfError> {
     let parsed = parse_config(config)?;
+    let (class, names) = (parsed.class, checkpoint.names());
+    // Where nothing is found, the first place is where it is missed.
+    let mut places = class.places.iter().map(|p| Naming::Hf(*p));
+    let naming = places
+        .find(|p| names.contains(&p.embed().as_str()))
+        .unwrap_or(Naming::Hf(class.places[0]));
     let head = if parsed.tied { Head::Tied } else { Head::Own };
     // Old checkpoints carry tables derived from the configuration, and tied ones may repeat the embedding.
     let ignorable = |name: &str| {
-        name.ends_with(".rotary_emb.inv_freq") || (parsed.tied && name == Naming::Hf.lm_head())
+        name.ends_with(".rotary_emb.inv_freq")
+            || (parsed.tied && name == naming.lm_head())
+            || class.ignored.iter().any(|start| name.starts_with(start))
     };
-    let (spec, config) = (parsed.spec, parsed.config);
-    let weights = assemble(&config, spec, Naming::Hf, head, checkpoint, ignorable)?;
-    Ok((config, weights))
+    Ok(assemble(
+        parsed.config,
+        parsed.spec,
+        naming,
+        head,
+        checkpoint,
+        ignorable,
+    )?)
 }
 
 /// A whole small file.

@@ -114,7 +114,7 @@ fn metadata_that_is_no_model_is_refused() {
         (
             "general.architecture",
             s("mamba\n"),
-            "metadata key \"general.architecture\" is \"mamba\\n\", allowed: llama",
+            "metadata key \"general.architecture\" is \"mamba\\n\", allowed: llama, qwen2, qwen3, gemma3",
         ),
         (
             "general.architecture",

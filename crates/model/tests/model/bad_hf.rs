@@ -49,12 +49,12 @@ fn configurations_that_are_no_model_are_refused() {
         (
             "architectures",
             json!(["MambaForCausalLM"]),
-            "key \"architectures\" is [\"MambaForCausalLM\"], allowed: a list of one of: LlamaForCausalLM",
+            "key \"architectures\" is [\"MambaForCausalLM\"], allowed: a list of one of: LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Gemma3ForCausalLM, Gemma3ForConditionalGeneration",
         ),
         (
             "architectures",
             json!("LlamaForCausalLM"),
-            "key \"architectures\" is \"LlamaForCausalLM\", allowed: a list of one of: LlamaForCausalLM",
+            "key \"architectures\" is \"LlamaForCausalLM\", allowed: a list of one of: LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Gemma3ForCausalLM, Gemma3ForConditionalGeneration",
         ),
         (
             "model_type",

@@ -72,14 +72,26 @@ fn values(w: &Weights) -> Vec<u32> {
 
 #[test]
 fn plain_formats_agree_bit_for_bit() {
-    for name in ["tiny-llama@3", "tiny-llama-k@4"] {
+    for name in [
+        "tiny-llama@3",
+        "tiny-llama-k@4",
+        "tiny-qwen2@3",
+        "tiny-qwen3@3",
+        "tiny-gemma3@3",
+    ] {
         let s = Synthetic::parse(name).unwrap();
-        let config = s.config();
+        let mut config = s.config();
         let other = Synthetic::parse(&name.replace('@', "@9"))
             .unwrap()
             .weights();
         for dtype in PLAIN {
             let mut weights = testing::restored(&s.weights(), dtype);
+            // The root of 96 in the embedding's type.
+            config.embed_scale = config.embed_scale.map(|_| match dtype {
+                WeightType::F16 => 9.796_875,
+                WeightType::Bf16 => 9.8125,
+                _ => 9.797_959,
+            });
             for untied in [false, true] {
                 weights.lm_head = untied.then(|| testing::restored(&other, dtype).embed);
                 let (gguf_config, gguf) = from_gguf(&config, &weights);
@@ -87,6 +99,7 @@ fn plain_formats_agree_bit_for_bit() {
                 assert_eq!(gguf_config, config);
                 assert_eq!(hf_config, config);
                 assert_eq!(identity(&gguf_config), identity(&hf_config));
+                assert_eq!(gguf.lm_head.is_some(), untied);
                 let expected = values(&weights);
                 assert!(values(&gguf) == expected, "{name} {dtype:?} GGUF");
                 assert!(values(&hf) == expected, "{name} {dtype:?} safetensors");

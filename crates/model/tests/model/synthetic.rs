@@ -53,7 +53,8 @@ fn unknown_names_and_seeds_are_refused() {
         assert_eq!(
             e,
             format!(
-                "no synthetic model \"{name}\", allowed: tiny-llama, tiny-llama-k, smollm2-135m"
+                "no synthetic model \"{name}\", allowed: {}",
+                Synthetic::names().join(", ")
             )
         );
     }

@@ -17,7 +17,7 @@ use device::{
 pub struct Certificate {
     /// Protection it is a geometry of.
     pub protection: String,
-    /// As [`Planner::geometry`] names it.
+    /// As [`Planner::certified_as`] names it.
     pub geometry: String,
     /// Neighbours that changed a target's bits; `None`: none did, so the protection holds.
     pub broken_by: Option<String>,
@@ -72,7 +72,7 @@ pub fn certify(
     protection: Protection,
     prompt: usize,
 ) -> Result<Certificate, CertifyError> {
-    let planner = |equivariant: Vec<Protection>| {
+    let planner = |equivariant: Vec<(Protection, String)>| {
         let locked = LockedConfig {
             equivariant,
             ..locked.clone()
@@ -83,13 +83,13 @@ pub fn certify(
     let one = planner(Vec::new())
         .ok_or(CertifyError::NotLocked(protection))?
         .1;
-    let many = planner(vec![protection])
-        .ok_or(CertifyError::NotLocked(protection))?
-        .1;
-    let geometry = one.geometry(prompt);
+    let geometry = one.certified_as(prompt);
     if geometry.is_empty() {
         return Err(CertifyError::NotLocked(protection));
     }
+    let many = planner(vec![(protection, geometry.clone())])
+        .ok_or(CertifyError::NotLocked(protection))?
+        .1;
     if let Some(reason) = one.refuses(prompt) {
         return Err(CertifyError::Refused(reason));
     }
@@ -116,6 +116,7 @@ pub fn certify(
     let work = |length| Work {
         rows: if length > prompt { 1 } else { prompt },
         length,
+        prompt,
     };
     let fits = |length| {
         let launches = many.plan(&vec![work(length); 64]);
@@ -173,6 +174,7 @@ impl Bench<'_> {
             let work = Work {
                 rows,
                 length: start + rows,
+                prompt: self.prompt,
             };
             for geometry in planner.plan(&vec![work; targets]) {
                 let mut segments = Vec::new();

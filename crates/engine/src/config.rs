@@ -44,9 +44,10 @@ pub struct LockedConfig {
     pub pack_share: usize,
     /// Positions of a KV part of attention; a multiple of 64.
     pub kv_part: usize,
-    /// Protections in whose launches a row's bits are known not to depend on its index, so that several targets may
-    /// share one. Others have a launch each, at the anchor. Changes no bit where it is true.
-    pub equivariant: Vec<Protection>,
+    /// Geometries, as [`certified_as`](crate::protections::Planner::certified_as) names them, in whose launches a row's
+    /// bits are known not to depend on its index, so that several targets may share one. Others have a launch each, at
+    /// the anchor. Changes no bit where it is true.
+    pub equivariant: Vec<(Protection, String)>,
 }
 
 impl Default for LockedConfig {

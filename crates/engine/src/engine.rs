@@ -1,6 +1,7 @@
 //! The engine: takes requests, runs steps, hands out events. Deterministic: equal calls in equal order give equal
 //! plans, whatever the clock says.
 
+use crate::certify::Certificate;
 use crate::config::{EngineConfig, EngineError, ModelFacts};
 use crate::kv::{KvPool, blocks_for};
 use crate::prefix::ChainKey;
@@ -10,6 +11,21 @@ use crate::sampler;
 use crate::sequence::Sequence;
 use device::{Device, DeviceError, RowResult, StepPlan};
 use std::collections::BTreeMap;
+
+/// What requests of one protection met.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
+pub struct ProtectionStats {
+    /// Requests that left the queue, each counted once however often it was preempted.
+    pub admitted: u64,
+    /// Steps they waited for that, in all.
+    pub waited_steps: u64,
+    /// Steps the one that waited longest did.
+    pub longest_wait_steps: u64,
+    /// Rows of this protection's own launches.
+    pub launched_rows: u64,
+    /// Of these, rows that held a token of somebody: the rest were padding.
+    pub filled_rows: u64,
+}
 
 /// Counters and gauges of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -36,6 +52,15 @@ pub struct Stats {
     pub cache_hits: u64,
     /// Preemptions, forced ones included.
     pub preemptions: u64,
+    /// By protection, in the order of [`Protection::ALL`].
+    pub by_protection: [ProtectionStats; Protection::ALL.len()],
+}
+
+impl Stats {
+    /// What requests of `protection` met.
+    pub fn of(&self, protection: Protection) -> ProtectionStats {
+        self.by_protection[protection as usize]
+    }
 }
 
 /// See the module's page.
@@ -104,7 +129,7 @@ impl Engine {
                 request.cache_salt.as_deref(),
             )
         });
-        let sequence = Sequence::new(id, request, planner, root);
+        let sequence = Sequence::new(id, request, planner, root, self.time);
         let needed = blocks_for(self.final_length(&sequence));
         if needed > self.pool.len() {
             return Err(Refusal::KvTooSmall {
@@ -199,6 +224,22 @@ impl Engine {
         planner.map_or_else(String::new, |(_, p)| p.geometry(prompt))
     }
 
+    /// Lets targets share the launches of a geometry whose certificate says that every row is alike. No bit changes, so
+    /// at any time.
+    pub fn adopt(&mut self, certificate: &Certificate) {
+        let protection = Protection::ALL
+            .into_iter()
+            .find(|p| p.name() == certificate.protection);
+        let Some(protection) = protection.filter(|_| certificate.equivariant) else {
+            return;
+        };
+        let known = (protection, certificate.geometry.clone());
+        if !self.config.locked.equivariant.contains(&known) {
+            self.config.locked.equivariant.push(known);
+            self.planners = protections::all(&self.facts, &self.config.locked);
+        }
+    }
+
     /// Ends a request now; its `Finished` comes with the next step. False where there is none (any more).
     pub fn cancel(&mut self, id: RequestId) -> bool {
         let there = self.running.contains_key(&id) || self.waiting.contains_key(&id);
@@ -238,13 +279,17 @@ impl Engine {
         self.pool.set_time(self.time);
         let shares = self.schedule();
         if !shares.is_empty() {
-            let (plan, owners) = self.plan(&shares);
+            let (plan, riders) = self.plan(&shares);
             self.poison_freed()?;
             let output = self.device.execute(&plan)?;
             check_shape(&plan, &output.rows)?;
             self.stats.steps += 1;
-            for ((launch, ids), results) in plan.launches.iter().zip(owners).zip(output.rows) {
-                for ((segment, id), rows) in launch.segments.iter().zip(ids).zip(results) {
+            for ((launch, on_board), results) in plan.launches.iter().zip(riders).zip(output.rows) {
+                let filled: usize = launch.segments.iter().map(|s| s.tokens.len()).sum();
+                let stats = &mut self.stats.by_protection[on_board.protection as usize];
+                stats.launched_rows += launch.rows as u64;
+                stats.filled_rows += filled as u64;
+                for ((segment, id), rows) in launch.segments.iter().zip(on_board.ids).zip(results) {
                     self.absorb(id, segment, rows);
                 }
             }

@@ -2,9 +2,9 @@
 
 use crate::engine::Engine;
 use crate::protections::{Geometry, Work};
-use crate::request::RequestId;
+use crate::request::{Protection, RequestId};
 use crate::sequence::Sequence;
-use device::{KernelFamily, Launch, StepPlan};
+use device::{Launch, StepPlan};
 
 /// A request's part of a step: the sequence and how many of its tokens.
 type Share<'a> = (&'a Sequence, usize);
@@ -12,66 +12,73 @@ type Share<'a> = (&'a Sequence, usize);
 /// Shares with the row at which each starts.
 type Placed<'a> = Vec<(Share<'a>, usize)>;
 
+/// Whose a launch is, and the request of each of its segments.
+pub(crate) struct OnBoard {
+    pub protection: Protection,
+    pub ids: Vec<RequestId>,
+}
+
+/// A launch on its way: the planner it comes from, its geometry, who is in it.
+type Planned<'a> = (usize, Geometry, Placed<'a>);
+
 impl Engine {
-    /// The step's launches, and the request of each of their segments.
-    pub(crate) fn plan(&self, shares: &[(RequestId, usize)]) -> (StepPlan, Vec<Vec<RequestId>>) {
+    /// The step's launches, and who is in each.
+    pub(crate) fn plan(&self, shares: &[(RequestId, usize)]) -> (StepPlan, Vec<OnBoard>) {
         let mut by_planner: Vec<Vec<Share>> = self.planners.iter().map(|_| Vec::new()).collect();
         for (id, count) in shares {
             let sequence = &self.running[id];
             by_planner[sequence.planner].push((sequence, *count));
         }
         let rides = |i: usize| self.planners[i].1.capabilities().rides;
-        let mut launches: Vec<(KernelFamily, Geometry, Placed)> = Vec::new();
+        let family = |i: usize| self.planners[i].1.provenance().family;
+        let mut launches: Vec<Planned> = Vec::new();
         for i in (0..by_planner.len()).filter(|&i| !rides(i)) {
             let mine = std::mem::take(&mut by_planner[i]);
             self.own_launches(i, &mine, &mut launches);
         }
         for i in (0..by_planner.len()).filter(|&i| rides(i)) {
-            let family = self.planners[i].1.provenance().family;
             let mut left = std::mem::take(&mut by_planner[i]);
-            for (_, geometry, placed) in launches.iter_mut().filter(|l| l.0 == family) {
+            let same = |l: &&mut Planned| family(l.0) == family(i);
+            for (_, geometry, placed) in launches.iter_mut().filter(same) {
                 fill(geometry, placed, &mut left);
             }
             self.own_launches(i, &left, &mut launches);
         }
         let mut plan = StepPlan::default();
-        let mut owners = Vec::new();
-        for (family, geometry, placed) in launches {
+        let mut riders = Vec::new();
+        for (planner, geometry, placed) in launches {
             let segment = |((sequence, count), row): (Share, usize)| {
                 (sequence.segment(row, count), sequence.id)
             };
             let (segments, ids) = placed.into_iter().map(segment).unzip();
-            owners.push(ids);
+            let protection = self.planners[planner].0;
+            riders.push(OnBoard { protection, ids });
             plan.launches.push(Launch {
-                family,
+                family: family(planner),
                 rows: geometry.rows,
                 kv_split: geometry.kv_split,
                 logit_rows: geometry.logit_rows,
                 segments,
             });
         }
-        (plan, owners)
+        (plan, riders)
     }
 
-    fn own_launches<'a>(
-        &self,
-        planner: usize,
-        mine: &[Share<'a>],
-        launches: &mut Vec<(KernelFamily, Geometry, Placed<'a>)>,
-    ) {
+    fn own_launches<'a>(&self, index: usize, mine: &[Share<'a>], launches: &mut Vec<Planned<'a>>) {
         if mine.is_empty() {
             return;
         }
-        let planner = &self.planners[planner].1;
+        let planner = &self.planners[index].1;
         let work = |(s, count): &Share| Work {
             rows: *count,
             length: s.computed + count,
+            prompt: s.prompt_len,
         };
         let works: Vec<Work> = mine.iter().map(work).collect();
         for geometry in planner.plan(&works) {
             let placed = geometry.placed.iter().map(|&(i, row)| (mine[i], row));
             let placed = placed.collect();
-            launches.push((planner.provenance().family, geometry, placed));
+            launches.push((index, geometry, placed));
         }
     }
 }

@@ -3,7 +3,8 @@
 //!
 //! Nobody starves: running requests all have a token's worth of budget (`max_running <= token_budget`), prompts are
 //! served oldest first, the queue's head is never overtaken except where its protection's own limit holds it back, and
-//! KV is taken from the youngest.
+//! KV is taken from the youngest. So how long a request waits for admission is decided by those before it; none that
+//! comes later adds a step.
 
 use crate::engine::Engine;
 use crate::kv::blocks_for;
@@ -69,6 +70,7 @@ impl Engine {
         let work = Work {
             rows: share,
             length: sequence.computed + share,
+            prompt: sequence.prompt_len,
         };
         let launches = self.planners[sequence.planner].1.plan(&[work]);
         let slots = launches.iter().flat_map(|l| &l.slots);
@@ -142,6 +144,13 @@ impl Engine {
         let cached_tokens = hits.len() * BLOCK_TOKENS;
         self.stats.cached_tokens += cached_tokens as u64;
         self.stats.cache_hits += u64::from(!hits.is_empty());
+        if let Some(since) = sequence.waiting_since.take() {
+            let stats = &mut self.stats.by_protection[sequence.request.protection as usize];
+            let waited = self.time - since - 1;
+            stats.admitted += 1;
+            stats.waited_steps += waited;
+            stats.longest_wait_steps = stats.longest_wait_steps.max(waited);
+        }
         sequence.computed = cached_tokens;
         sequence.published = hits.len();
         sequence.blocks = hits;

@@ -14,6 +14,8 @@ pub struct Sequence {
     pub request: Request,
     /// Index of its planner.
     pub planner: usize,
+    /// The step after which it was submitted, until it is admitted for the first time.
+    pub waiting_since: Option<u64>,
     /// Prompt, then generated tokens.
     pub tokens: Vec<u32>,
     pub prompt_len: usize,
@@ -36,11 +38,13 @@ impl Sequence {
         mut request: Request,
         planner: usize,
         root: Option<ChainKey>,
+        now: u64,
     ) -> Self {
         let tokens = std::mem::take(&mut request.prompt);
         Self {
             id,
             planner,
+            waiting_since: Some(now),
             prompt_len: tokens.len(),
             computed: 0,
             blocks: Vec::new(),

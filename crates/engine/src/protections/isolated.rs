@@ -2,27 +2,28 @@
 //! neighbours.
 
 use super::{
-    Capabilities, Geometry, Planner, Work, decode_rows, locked_provenance, locked_split,
-    prompts_and_decodes,
+    Capabilities, Geometry, Planner, Work, decode_rows, equivariant, locked_provenance,
+    locked_split, prompts_and_decodes,
 };
 use crate::config::LockedConfig;
 use crate::prefix::Provenance;
+use crate::request::Protection;
 use device::{KvSplit, LogitRows};
 
 /// Vendor kernels, locked; bits depend on the request and the number of decode rows.
 pub struct IsolatedPlanner {
     rows: usize,
     split: KvSplit,
-    many: bool,
+    equivariant: Vec<String>,
 }
 
 impl IsolatedPlanner {
-    /// `many`: several targets may share a launch.
-    pub fn new(locked: &LockedConfig, many: bool) -> Self {
+    /// Targets share decode launches where these are known to treat every row alike.
+    pub fn new(locked: &LockedConfig) -> Self {
         Self {
             rows: locked.decode_rows,
             split: locked_split(locked),
-            many,
+            equivariant: equivariant(locked, Protection::Isolated),
         }
     }
 }
@@ -46,11 +47,20 @@ impl Planner for IsolatedPlanner {
             slots: Vec::new(),
         };
         let mut launches: Vec<Geometry> = prompts.iter().map(alone).collect();
-        launches.extend(decode_rows(&decodes, self.rows, self.split, self.many));
+        let shares = |i: usize| {
+            self.equivariant
+                .contains(&self.certified_as(works[i].prompt))
+        };
+        launches.extend(decode_rows(&decodes, self.rows, self.split, shares));
         launches
     }
 
     fn geometry(&self, prompt: usize) -> String {
         format!("prefill 1x{prompt}, decode {} rows", self.rows)
+    }
+
+    /// Nobody else is in its prompt's launch.
+    fn certified_as(&self, _prompt: usize) -> String {
+        format!("decode {} rows", self.rows)
     }
 }

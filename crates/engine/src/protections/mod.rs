@@ -64,6 +64,8 @@ pub struct Work {
     pub rows: usize,
     /// The sequence's length after them.
     pub length: usize,
+    /// Tokens of its prompt, by which a locked protection picks rungs.
+    pub prompt: usize,
 }
 
 impl Work {
@@ -120,6 +122,11 @@ pub trait Planner: Send {
     fn geometry(&self, _prompt: usize) -> String {
         String::new()
     }
+
+    /// The part of the geometry that others share, by which it is certified. Empty: there is nothing to certify.
+    fn certified_as(&self, prompt: usize) -> String {
+        self.geometry(prompt)
+    }
 }
 
 /// Every protection with its planner.
@@ -128,11 +135,10 @@ pub fn all(facts: &ModelFacts, locked: &LockedConfig) -> Vec<(Protection, Box<dy
     Protection::ALL
         .into_iter()
         .map(|p| {
-            let many = locked.equivariant.contains(&p);
             let planner: Box<dyn Planner> = match p {
                 Protection::None => Box::new(NonePlanner::new(facts.kv_heads)),
-                Protection::Isolated => Box::new(IsolatedPlanner::new(locked, many)),
-                Protection::Rows => Box::new(RowsPlanner::new(locked, context, many)),
+                Protection::Isolated => Box::new(IsolatedPlanner::new(locked)),
+                Protection::Rows => Box::new(RowsPlanner::new(locked, context)),
                 Protection::Pack => Box::new(PackPlanner::new(locked, context)),
                 Protection::Invariant => Box::new(InvariantPlanner),
             };
@@ -169,12 +175,24 @@ fn rung(rungs: &[usize], len: usize) -> Option<usize> {
     rungs.iter().copied().find(|&r| r >= len)
 }
 
+/// Names under which this protection's geometries are known to give a row the same bits wherever it lies.
+fn equivariant(locked: &LockedConfig, protection: Protection) -> Vec<String> {
+    let own = locked.equivariant.iter().filter(|(p, _)| *p == protection);
+    own.map(|(_, geometry)| geometry.clone()).collect()
+}
+
 /// Decode launches of a fixed number of rows, one token each: targets `decodes` (indices into the works) at the anchor,
-/// row 0, one a launch, or in as many rows as there are where that is known to change nothing.
-fn decode_rows(decodes: &[usize], rows: usize, split: KvSplit, many: bool) -> Vec<Geometry> {
-    let a_launch = if many { rows } else { 1 };
-    decodes
-        .chunks(a_launch)
+/// row 0, one a launch; those that `shares` says may lie anywhere in as many rows as there are.
+fn decode_rows(
+    decodes: &[usize],
+    rows: usize,
+    split: KvSplit,
+    shares: impl Fn(usize) -> bool,
+) -> Vec<Geometry> {
+    let (sharing, alone): (Vec<usize>, Vec<usize>) = decodes.iter().partition(|&&i| shares(i));
+    sharing
+        .chunks(rows)
+        .chain(alone.chunks(1))
         .map(|targets| Geometry {
             rows,
             kv_split: split,

@@ -3,11 +3,12 @@
 //! left free is padding.
 
 use super::{
-    Capabilities, Geometry, Planner, Slot, Work, decode_rows, ladder, locked_provenance,
-    locked_split, prompts_and_decodes, rung,
+    Capabilities, Geometry, Planner, Slot, Work, decode_rows, equivariant, ladder,
+    locked_provenance, locked_split, prompts_and_decodes, rung,
 };
 use crate::config::LockedConfig;
 use crate::prefix::Provenance;
+use crate::request::Protection;
 use device::{KvSplit, LogitRows};
 
 /// Vendor kernels, locked; bits depend on the request, the number of rows and the width of its rung.
@@ -16,19 +17,24 @@ pub struct RowsPlanner {
     decode_rows: usize,
     widths: Vec<usize>,
     split: KvSplit,
-    many: bool,
+    equivariant: Vec<String>,
 }
 
 impl RowsPlanner {
-    /// `many`: several targets of one width may share a launch.
-    pub fn new(locked: &LockedConfig, context: usize, many: bool) -> Self {
+    /// For a model with this context. Targets share launches where these are known to treat every row alike.
+    pub fn new(locked: &LockedConfig, context: usize) -> Self {
         Self {
             rows: locked.rows,
             decode_rows: locked.decode_rows,
             widths: ladder(&locked.widths, context),
             split: locked_split(locked),
-            many,
+            equivariant: equivariant(locked, Protection::Rows),
         }
+    }
+
+    /// Whether several targets with such a prompt may share a launch.
+    fn shares(&self, prompt: usize) -> bool {
+        self.equivariant.contains(&self.geometry(prompt))
     }
 
     /// One launch of `width` for the targets `prompts`, at most one a row.
@@ -68,15 +74,12 @@ impl Planner for RowsPlanner {
         for &width in &self.widths {
             let of_width = |&i: &usize| rung(&self.widths, works[i].rows) == Some(width);
             let targets: Vec<usize> = prompts.iter().copied().filter(of_width).collect();
-            let a_launch = if self.many { self.rows } else { 1 };
+            let a_launch = if self.shares(width) { self.rows } else { 1 };
             launches.extend(targets.chunks(a_launch).map(|t| self.prefill(t, width)));
         }
-        launches.extend(decode_rows(
-            &decodes,
-            self.decode_rows,
-            self.split,
-            self.many,
-        ));
+        launches.extend(decode_rows(&decodes, self.decode_rows, self.split, |i| {
+            self.shares(works[i].prompt)
+        }));
         launches
     }
 

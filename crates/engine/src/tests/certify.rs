@@ -9,6 +9,17 @@ use device::KernelFamily;
 
 const LOCKED: [Protection; 3] = [Protection::Isolated, Protection::Rows, Protection::Pack];
 
+fn locked() -> LockedConfig {
+    LockedConfig {
+        rows: 3,
+        widths: vec![20, 64],
+        decode_rows: 5,
+        totals: vec![100, 300],
+        kv_part: 64,
+        ..LockedConfig::default()
+    }
+}
+
 fn of(
     protection: Protection,
     prompt: usize,
@@ -16,20 +27,12 @@ fn of(
     row_sensitive: bool,
     leaky: bool,
 ) -> Result<Certificate, CertifyError> {
-    let locked = LockedConfig {
-        rows: 3,
-        widths: vec![20, 64],
-        decode_rows: 5,
-        totals: vec![100, 300],
-        kv_part: 64,
-        ..LockedConfig::default()
-    };
     let (mut device, log) = fake_device(blocks, &[KernelFamily::Vendor]);
     {
         let mut log = log.lock().unwrap();
         (log.row_sensitive, log.leaky, log.reads_filled) = (row_sensitive, leaky, true);
     }
-    certify(&mut *device, &FACTS, &locked, protection, prompt)
+    certify(&mut *device, &FACTS, &locked(), protection, prompt)
 }
 
 #[test]
@@ -63,6 +66,17 @@ fn a_device_that_lets_neighbours_through_is_not() {
             "{protection}"
         );
         assert!(!c.equivariant);
+    }
+}
+
+#[test]
+fn a_device_whose_padding_gets_through_is_not() {
+    for protection in LOCKED {
+        let (mut device, log) = fake_device(200, &[KernelFamily::Vendor]);
+        log.lock().unwrap().dummy_leaks = true;
+        log.lock().unwrap().reads_filled = true;
+        let c = certify(&mut *device, &FACTS, &locked(), protection, 15).unwrap();
+        assert!(c.broken_by.is_some() && !c.equivariant, "{protection}");
     }
 }
 

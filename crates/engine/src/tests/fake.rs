@@ -41,6 +41,8 @@ pub struct Log {
     pub row_sensitive: bool,
     /// Vendor bits depend on what else is in the launch: a broken device.
     pub leaky: bool,
+    /// Padding, which holds what the launch before left in its rows, enters vendor bits: a dummy that isn't isolated.
+    pub dummy_leaks: bool,
     /// Memory that was filled may be read: its value enters the state.
     pub reads_filled: bool,
 }
@@ -53,7 +55,10 @@ struct FakeDevice {
     families: Vec<KernelFamily>,
     row_sensitive: bool,
     leaky: bool,
+    dummy_leaks: bool,
     reads_filled: bool,
+    /// What each row of the buffer last held.
+    stale: Vec<u64>,
 }
 
 /// A fake device that runs these families, and the log it shares with the test.
@@ -65,7 +70,9 @@ pub fn fake_device(blocks: usize, families: &[KernelFamily]) -> (Box<dyn Device>
         families: families.to_vec(),
         row_sensitive: false,
         leaky: false,
+        dummy_leaks: false,
         reads_filled: false,
+        stale: Vec::new(),
     };
     (Box::new(device), log)
 }
@@ -109,6 +116,10 @@ impl FakeDevice {
             true => mix(shape, launch.segments.len() as u64),
             false => shape,
         };
+        let shape = match self.dummy_leaks && shape != 0 {
+            true => mix(shape, self.padding(launch)),
+            false => shape,
+        };
         // Hostile: a row's bits may depend on its place, and a logit's on what goes through the output matrix with it.
         let at = |row: usize| match self.row_sensitive && shape != 0 {
             true => row as u64 + 1,
@@ -149,6 +160,7 @@ impl FakeDevice {
                 state,
             };
             past = fold(past, state);
+            self.stale[segment.offset + index] = state;
             if let Some(output) = outputs.next_if(|o| o.index == index) {
                 let seen = match state {
                     NAN => NAN,
@@ -165,6 +177,18 @@ impl FakeDevice {
             "outputs must ascend and lie in the segment"
         );
         results
+    }
+}
+
+impl FakeDevice {
+    /// What lies in the rows that no segment covers.
+    fn padding(&self, launch: &Launch) -> u64 {
+        let covered = |row: &usize| {
+            let holds = |s: &Segment| (s.offset..s.offset + s.tokens.len()).contains(row);
+            launch.segments.iter().any(holds)
+        };
+        let rows = (0..launch.rows).filter(|row| !covered(row));
+        rows.fold(0, |hash, row| mix(hash, self.stale[row]))
     }
 }
 
@@ -265,11 +289,14 @@ impl Device for FakeDevice {
             log.plans.push(plan.clone());
             self.row_sensitive = log.row_sensitive;
             self.leaky = log.leaky;
+            self.dummy_leaks = log.dummy_leaks;
             self.reads_filled = log.reads_filled;
         }
         let blocks = self.kv_blocks();
         let mut run = |launch: &Launch| {
             check_launch(launch, blocks);
+            let rows = self.stale.len().max(launch.rows);
+            self.stale.resize(rows, 0);
             launch
                 .segments
                 .iter()

@@ -1,6 +1,8 @@
 //! Runs engines to their end and records what each request saw.
 
 use super::fake::{SharedLog, VOCAB, fake_device, mix};
+use crate::config::LockedConfig;
+use crate::protections::all;
 use crate::{
     Engine, EngineConfig, Event, FinishReason, ModelFacts, Protection, Request, RequestId, Row,
 };
@@ -18,6 +20,16 @@ pub const FACTS: ModelFacts = ModelFacts {
 pub fn fake_engine(blocks: usize, config: EngineConfig) -> (Engine, SharedLog) {
     let (device, log) = fake_device(blocks, &[KernelFamily::Contract, KernelFamily::Vendor]);
     (Engine::new(device, FACTS, config).unwrap(), log)
+}
+
+/// The same, with every geometry of prompts up to `longest` known to treat all rows alike.
+pub fn equivariant(mut locked: LockedConfig, longest: usize) -> LockedConfig {
+    for (protection, planner) in all(&FACTS, &locked) {
+        let names = (1..=longest).map(|prompt| (protection, planner.certified_as(prompt)));
+        locked.equivariant.extend(names);
+    }
+    locked.equivariant.dedup();
+    locked
 }
 
 /// `len` tokens that depend on `seed`.

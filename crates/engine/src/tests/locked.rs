@@ -1,8 +1,8 @@
 //! The locked protections on a device where everything the geometry holds changes bits: a target's answer is the same
 //! alone and in any crowd, and planners with a mistake in them are found out.
 
-use super::fake::{SharedLog, mix};
-use super::harness::{FACTS, fake_engine, none, prompt, run, run_with};
+use super::fake::{Log, SharedLog, mix};
+use super::harness::{FACTS, equivariant, fake_engine, none, prompt, run, run_with};
 use crate::config::LockedConfig;
 use crate::prefix::Provenance;
 use crate::protections::{Capabilities, Geometry, Planner, Work, all};
@@ -15,14 +15,18 @@ const LOCKED: [Protection; 3] = [Protection::Isolated, Protection::Rows, Protect
 const MODES: [(bool, bool); 3] = [(true, false), (false, false), (false, true)];
 
 fn locked(many: bool) -> LockedConfig {
-    LockedConfig {
+    let locked = LockedConfig {
         rows: 3,
         widths: vec![8, 20, 64, 150],
         decode_rows: 4,
         totals: vec![16, 70, 200],
         pack_share: 2,
         kv_part: 64,
-        equivariant: if many { LOCKED.to_vec() } else { Vec::new() },
+        equivariant: Vec::new(),
+    };
+    match many {
+        true => equivariant(locked, 200),
+        false => locked,
     }
 }
 
@@ -55,6 +59,22 @@ type Change = Option<(Protection, fn() -> Box<dyn Planner>)>;
 
 /// Crowds in which some target's answer is not the one it gives alone.
 fn diverged(targets: &[Request], mode: (bool, bool), crowds: u64, change: Change) -> usize {
+    diverged_on(targets, mode, crowds, change, |_| {})
+}
+
+/// The same on a device with a fault.
+fn diverged_on(
+    targets: &[Request],
+    mode: (bool, bool),
+    crowds: u64,
+    change: Change,
+    fault: fn(&mut Log),
+) -> usize {
+    let engine = |blocks| {
+        let (engine, log) = engine(mode.0, mode.1, blocks);
+        fault(&mut log.lock().unwrap());
+        engine
+    };
     let install = |engine: &mut Engine| {
         if let Some((protection, planner)) = change {
             let at = engine.planners.iter().position(|(p, _)| *p == protection);
@@ -64,7 +84,7 @@ fn diverged(targets: &[Request], mode: (bool, bool), crowds: u64, change: Change
     let solo: Vec<_> = targets
         .iter()
         .map(|request| {
-            let (mut engine, _) = engine(mode.0, mode.1, 100);
+            let mut engine = engine(100);
             install(&mut engine);
             let id = engine.submit(request.clone()).unwrap();
             run(&mut engine).answers.remove(&id).unwrap()
@@ -72,7 +92,7 @@ fn diverged(targets: &[Request], mode: (bool, bool), crowds: u64, change: Change
         .collect();
     (0..crowds)
         .filter(|&crowd| {
-            let (mut engine, _) = engine(mode.0, mode.1, 60);
+            let mut engine = engine(60);
             install(&mut engine);
             let draw = |i: u64, n: u64| mix(crowd + 1, i) % n;
             let mut ids = Vec::new();
@@ -344,6 +364,16 @@ fn alone_but(
         capabilities,
         plan: each_alone,
     })
+}
+
+#[test]
+fn a_dummy_that_is_not_isolated_is_found_out() {
+    for protection in LOCKED {
+        let lost = diverged_on(&targets(protection), MODES[1], 20, None, |log| {
+            log.dummy_leaks = true;
+        });
+        assert!(lost > 0, "{protection}");
+    }
 }
 
 #[test]

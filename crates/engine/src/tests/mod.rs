@@ -2,6 +2,7 @@
 
 mod cache;
 mod certify;
+mod fairness;
 mod fake;
 mod harness;
 mod invariance;

@@ -1,6 +1,6 @@
 //! Planners on their own: they are pure functions.
 
-use super::harness::FACTS;
+use super::harness::{FACTS, equivariant};
 use crate::Protection;
 use crate::config::LockedConfig;
 use crate::protections::{Geometry, Work, all};
@@ -9,12 +9,12 @@ use proptest::prelude::*;
 
 /// Ladders that reach the context, and several targets a launch.
 fn locked() -> LockedConfig {
-    LockedConfig {
+    let locked = LockedConfig {
         widths: vec![64, 512, 10_000],
         totals: vec![300, 10_000],
-        equivariant: Protection::ALL.to_vec(),
         ..LockedConfig::default()
-    }
+    };
+    equivariant(locked, 600)
 }
 
 fn plan(protection: Protection, works: &[Work]) -> Vec<Geometry> {
@@ -24,7 +24,13 @@ fn plan(protection: Protection, works: &[Work]) -> Vec<Geometry> {
 }
 
 fn decodes(count: usize, length: usize) -> Vec<Work> {
-    vec![Work { rows: 1, length }; count]
+    let prompt = length - 1;
+    let work = Work {
+        rows: 1,
+        length,
+        prompt,
+    };
+    vec![work; count]
 }
 
 #[test]
@@ -53,6 +59,7 @@ fn none_follows_the_load_as_fast_engines_do() {
     let prefill = Work {
         rows: 100,
         length: 900,
+        prompt: 900,
     };
     assert_eq!(parts(&[prefill, decodes(1, 8192)[0]]), 1);
 }
@@ -66,7 +73,7 @@ proptest! {
         shapes in prop::collection::vec((1usize..300, 0usize..2000), 1..40),
     ) {
         let works: Vec<Work> =
-            shapes.iter().map(|&(rows, past)| Work { rows, length: past + rows }).collect();
+            shapes.iter().map(|&(rows, past)| Work { rows, length: past + rows, prompt: rows }).collect();
         for (protection, planner) in all(&FACTS, &locked()) {
             let mut placed = Vec::new();
             // A locked protection computes a prompt whole and then goes on token by token.

@@ -314,11 +314,15 @@ pub struct BenchArgs {
 #[command(after_help = "Examples:\n  \
     blocklock inspect\n  \
     blocklock inspect --template\n  \
+    blocklock inspect --certify\n  \
     blocklock inspect --config blocklock.toml --json")]
 pub struct InspectArgs {
     /// Print the chat template's source and nothing else
     #[arg(long)]
     pub template: bool,
+    /// Certify every rung of the locked protections now, so that no request has to wait for it
+    #[arg(long, conflicts_with = "template")]
+    pub certify: bool,
 }
 
 /// `selftest`.

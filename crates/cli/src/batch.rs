@@ -2,13 +2,14 @@
 //! as they finish. A killed batch goes on with `--resume`: whole lines of the output stay, a torn last one is dropped.
 
 use crate::args::{GenerateArgs, Global};
+use crate::certificates::Certificates;
 use crate::generate::{Answer, Defaults};
 use crate::input::Prompt;
 use crate::output::{in_full, note};
 use crate::sampling::{self, SamplingRecord};
 use crate::session::{KvNeed, Opened, Session};
 use crate::settings::Settings;
-use crate::{Outcome, progress};
+use crate::{Outcome, identity, progress};
 use anyhow::{Context, Result, bail};
 use engine::{Engine, Protection};
 use serde::Deserialize;
@@ -61,9 +62,10 @@ struct Running {
     line: u64,
     digest: String,
     id: Value,
-    protection: Protection,
-    prompt_tokens: usize,
-    sampling: Value,
+    prompt: Vec<u32>,
+    defaults: Defaults,
+    /// Its geometry has a certificate.
+    certified: bool,
     answer: Answer,
 }
 
@@ -82,28 +84,46 @@ pub fn run(
     let session = Opened::open(settings)?.start(&protections, KvNeed::Settings)?;
     let mut engine = session.engine(settings.engine())?;
     let bar = progress::counter(global, "records");
+    let mut certificates = Certificates::new(&session);
     let mut running: Vec<Running> = Vec::new();
+    // A record whose geometry must be certified first, which takes an idle device.
+    let mut held: Option<(Line, Result<Prepared, Failed>)> = None;
     let (mut written, mut failed, mut kept, mut more) = (0u64, 0u64, 0u64, true);
-    while more || !running.is_empty() {
-        while more && running.len() < settings.max_running.value as usize {
-            let Some(line) = lines.next_line()? else {
+    while more || held.is_some() || !running.is_empty() {
+        while running.len() < settings.max_running.value as usize {
+            let (line, prepared) = if let Some(held) = held.take() {
+                held
+            } else if let Some(line) = lines.next_line()? {
+                if let Some(digest) = done.get(&line.number) {
+                    if *digest != line.digest {
+                        bail!(
+                            "cannot resume: line {} of {} is not the one the output answers; give another --output",
+                            line.number,
+                            input.display()
+                        );
+                    }
+                    kept += 1;
+                    continue;
+                }
+                let prepared = prepare(&session, defaults, &line);
+                (line, prepared)
+            } else {
                 more = false;
                 break;
             };
-            if let Some(digest) = done.get(&line.number) {
-                if *digest != line.digest {
-                    bail!(
-                        "cannot resume: line {} of {} is not the one the output answers; give another --output",
-                        line.number,
-                        input.display()
-                    );
+            let must_be_made =
+                |p: &Prepared| certificates.must_be_made(p.defaults.protection, p.prompt.len());
+            if prepared.as_ref().is_ok_and(must_be_made) {
+                if !running.is_empty() {
+                    held = Some((line, prepared));
+                    break;
                 }
-                kept += 1;
-                continue;
+                engine.clear_cache(); // certifying overwrites KV
             }
-            match start(&mut engine, &session, defaults, &line) {
+            let started = prepared.and_then(|p| p.start(&mut engine, &mut certificates, &line));
+            match started {
                 Ok(record) => running.push(record),
-                Err((id, error)) => {
+                Err(Failed { id, error }) => {
                     failed += 1;
                     written += 1;
                     write_line(
@@ -156,34 +176,86 @@ pub fn run(
     Ok(Outcome::Done)
 }
 
-/// Parses, validates and queues one record; an error comes with the record's id as far as it is known.
-fn start(
-    engine: &mut Engine,
-    session: &Session,
+/// A record that did not get into the engine, with its id as far as it is known.
+struct Failed {
+    id: Value,
+    error: String,
+}
+
+/// A record ready for the engine.
+struct Prepared<'a> {
+    session: &'a Session,
+    id: Value,
+    prompt: Vec<u32>,
+    defaults: Defaults,
+}
+
+/// Parses and validates one record.
+fn prepare<'a>(
+    session: &'a Session,
     defaults: &Defaults,
     line: &Line,
-) -> Result<Running, (Value, String)> {
-    let text = line.text.as_ref().map_err(|e| (Value::Null, e.clone()))?;
+) -> Result<Prepared<'a>, Failed> {
+    let failed = |id, error| Failed { id, error };
+    let text = line
+        .text
+        .as_ref()
+        .map_err(|e| failed(Value::Null, e.clone()))?;
     let record: Record = serde_json::from_str(text).map_err(|e| {
         let id = serde_json::from_str::<Value>(text)
             .map(|v| v["id"].clone())
             .unwrap_or_default();
-        (id, format!("line {} is not a request: {e}", line.number))
+        failed(id, format!("line {} is not a request: {e}", line.number))
     })?;
     let id = record.id.clone().unwrap_or(Value::Null);
-    record
-        .start(engine, session, defaults, line)
-        .map_err(|e| (id, in_full(&e)))
+    let prepared = record.prepare(session, defaults);
+    let (prompt, defaults) = prepared.map_err(|e| failed(id.clone(), in_full(&e)))?;
+    Ok(Prepared {
+        session,
+        id,
+        prompt,
+        defaults,
+    })
 }
 
-impl Record {
+impl Prepared<'_> {
+    /// Certifies its geometry, where that is to be done, and queues it.
     fn start(
         self,
         engine: &mut Engine,
-        session: &Session,
-        defaults: &Defaults,
+        certificates: &mut Certificates,
         line: &Line,
-    ) -> Result<Running> {
+    ) -> Result<Running, Failed> {
+        let mut submit = || {
+            let certificate = certificates.of(self.defaults.protection, self.prompt.len())?;
+            certificate.iter().for_each(|c| engine.adopt(c));
+            let answer = Answer::submit(engine, self.session, &self.prompt, &self.defaults, 0)?;
+            Ok((certificate.is_some(), answer))
+        };
+        match submit() {
+            Ok((certified, answer)) => Ok(Running {
+                line: line.number,
+                digest: line.digest.clone(),
+                id: self.id,
+                prompt: self.prompt,
+                defaults: self.defaults,
+                certified,
+                answer,
+            }),
+            Err(e) => {
+                let e: anyhow::Error = e;
+                Err(Failed {
+                    id: self.id,
+                    error: in_full(&e),
+                })
+            }
+        }
+    }
+}
+
+impl Record {
+    /// The prompt, and the defaults as this record changes them.
+    fn prepare(self, session: &Session, defaults: &Defaults) -> Result<(Vec<u32>, Defaults)> {
         if let Some(name) = self.unknown.keys().next() {
             bail!("unknown field '{name}'; allowed: see blocklock generate --help");
         }
@@ -218,16 +290,7 @@ impl Record {
             (_, Some(ids), _) => session.prompt_ids(&Prompt::Ids(ids), &own)?,
             (_, _, messages) => session.chat_ids(&messages.unwrap_or_default(), own.date)?,
         };
-        let answer = Answer::submit(engine, session, &prompt, &own, 0)?;
-        Ok(Running {
-            line: line.number,
-            digest: line.digest.clone(),
-            id: self.id.unwrap_or(Value::Null),
-            protection: own.protection,
-            prompt_tokens: prompt.len(),
-            sampling: sampling::to_json(&own.sampling),
-            answer,
-        })
+        Ok((prompt, own))
     }
 }
 
@@ -251,11 +314,30 @@ impl Running {
                 .map(|s| s.token)
                 .collect::<Vec<_>>()
         );
-        line["prompt_tokens"] = self.prompt_tokens.into();
-        line["protection"] = self.protection.name().into();
-        line["sampling"] = self.sampling.clone();
-        line["numerics_id"] = session.numerics_id().into();
+        let Defaults {
+            protection,
+            sampling,
+            ..
+        } = &self.defaults;
+        let numerics_id = session.numerics_id();
+        let locked = session.locked_facts(*protection, self.prompt.len());
+        let key = identity::reproducibility_key(
+            &numerics_id,
+            *protection,
+            locked.as_ref().map(|(e, g)| (e.as_str(), g.as_str())),
+            &self.prompt,
+            sampling,
+        );
+        line["prompt_tokens"] = self.prompt.len().into();
+        line["protection"] = protection.name().into();
+        if let Some((_, geometry)) = locked {
+            line["geometry"] = geometry.into();
+            line["certified"] = self.certified.into();
+        }
+        line["sampling"] = sampling::to_json(sampling);
+        line["numerics_id"] = numerics_id.into();
         line["environment_id"] = session.environment_id().into();
+        line["reproducibility_key"] = json!(key.map(|k| k.to_string()));
         if full {
             line["steps"] = json!(self.answer.steps_json(session));
         }

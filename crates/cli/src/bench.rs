@@ -1,7 +1,7 @@
 //! `bench`: prefill and decode at several batch sizes, protections interleaved repeat by repeat, medians.
 
 use crate::args::{BenchArgs, Global};
-use crate::certificates;
+use crate::certificates::Certificates;
 use crate::output::{self, note};
 use crate::session::{KvNeed, Opened, Session};
 use crate::settings::Settings;
@@ -91,11 +91,14 @@ pub fn run(global: &Global, args: &BenchArgs) -> Result<Outcome> {
     };
     let session = opened.start_timed(&protections, need)?;
     let mut config = settings.engine();
+    let mut certificates = Certificates::new(&session);
     for &protection in &protections {
-        let certificate = certificates::of(&session, protection, prompt)?;
-        if certificate.is_some_and(|c| c.equivariant) {
-            config.locked.equivariant.push(protection);
-        }
+        let certificate = certificates.of(protection, prompt)?;
+        let shared = certificate.filter(|c| c.equivariant);
+        config
+            .locked
+            .equivariant
+            .extend(shared.map(|c| (protection, c.geometry)));
     }
     if !global.quiet && !global.json {
         note(&format!(

@@ -1,11 +1,14 @@
 //! Certificates of locked geometries: made at first use, kept in the cache folder by environment, model and geometry.
 
+use crate::args::Global;
 use crate::output::note;
+use crate::progress;
 use crate::session::Session;
 use anyhow::{Context, Result, bail};
 use engine::Protection;
 use engine::certify::{Certificate, CertifyError};
 use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 /// A certificate and what it holds for.
@@ -20,52 +23,137 @@ fn folder() -> Result<PathBuf> {
     Ok(crate::download::cache_folder()?.join("certificates"))
 }
 
-/// The certificate of the geometry a prompt of so many tokens has under `protection`: kept or made now. `None` where the
-/// protection has none, or (said so) where the KV pool is too small to find out. An error where it can't be kept.
-pub fn of(session: &Session, protection: Protection, prompt: usize) -> Result<Option<Certificate>> {
-    let Some((environment_id, geometry)) = session.locked_facts(protection, prompt) else {
-        return Ok(None);
-    };
-    let numerics_id = session.numerics_id();
-    let name = [&environment_id, &numerics_id, protection.name(), &geometry].join("\n");
-    let name = format!("{}.json", &blake3::hash(name.as_bytes()).to_hex()[..32]);
-    let path = folder()?.join(name);
-    let holds = |k: &Kept| {
-        k.environment_id == environment_id
-            && k.numerics_id == numerics_id
-            && (k.certificate.protection.as_str(), &k.certificate.geometry)
-                == (protection.name(), &geometry)
-    };
-    let certificate = match read(&path).filter(holds) {
-        Some(kept) => kept.certificate,
-        None => {
-            let certificate = match session.host().certify(protection, prompt) {
-                Ok(certificate) => certificate,
-                // The request itself is refused for the same reason, in the engine's words.
-                Err(CertifyError::Refused(_)) => return Ok(None),
-                Err(e @ CertifyError::KvTooSmall { .. }) => {
-                    note(&format!("not certified: {e}"));
-                    return Ok(None);
-                }
-                Err(e) => return Err(e).context("certification failed"),
-            };
-            let kept = Kept {
-                environment_id,
-                numerics_id,
-                certificate,
-            };
-            if let Err(e) = write(&path, &kept) {
-                note(&format!("the certificate is not kept: {e:#}"));
-            }
-            kept.certificate
+/// Certificates looked up or made so far.
+pub struct Certificates<'a> {
+    session: &'a Session,
+    known: HashMap<(Protection, String), Option<Certificate>>,
+}
+
+impl<'a> Certificates<'a> {
+    /// None yet.
+    pub fn new(session: &'a Session) -> Self {
+        Self {
+            session,
+            known: HashMap::new(),
         }
-    };
-    if let Some(by) = &certificate.broken_by {
-        bail!(
-            "protection {protection} can't be kept on this device: in {geometry}, {by} changed the target's bits"
-        );
     }
-    Ok(Some(certificate))
+
+    /// Whether [`Certificates::of`] would run the device: no engine on it may have requests then, nor a prefix cache.
+    pub fn must_be_made(&self, protection: Protection, prompt: usize) -> bool {
+        let Some(geometry) = self.session.certified_as(protection, prompt) else {
+            return false;
+        };
+        let known = self.known.contains_key(&(protection, geometry.clone()));
+        !known && kept(self.session, protection, &geometry).is_none()
+    }
+
+    /// The certificate of the geometry a prompt of so many tokens has under `protection`: kept, or made now. `None`
+    /// where the protection has none, or (said so) where the KV pool is too small to find out. An error where the
+    /// protection can't be kept.
+    pub fn of(&mut self, protection: Protection, prompt: usize) -> Result<Option<Certificate>> {
+        let certificate = self.find(protection, prompt)?;
+        if let Some((c, by)) = certificate
+            .as_ref()
+            .and_then(|c| Some((c, c.broken_by.as_ref()?)))
+        {
+            bail!(
+                "protection {protection} can't be kept on this device: in {}, {by} changed the target's bits",
+                c.geometry
+            );
+        }
+        Ok(certificate)
+    }
+
+    /// The same, whatever the certificate says.
+    pub fn find(&mut self, protection: Protection, prompt: usize) -> Result<Option<Certificate>> {
+        let Some(geometry) = self.session.certified_as(protection, prompt) else {
+            return Ok(None);
+        };
+        let key = (protection, geometry.clone());
+        let certificate = match self.known.get(&key) {
+            Some(known) => known.clone(),
+            None => match kept(self.session, protection, &geometry) {
+                Some(certificate) => Some(certificate),
+                None => make(self.session, protection, prompt)?,
+            },
+        };
+        self.known.insert(key, certificate.clone());
+        Ok(certificate)
+    }
+}
+
+/// Makes or finds the certificate of every rung of every locked protection.
+pub fn all_rungs(global: &Global, session: &Session) -> Result<()> {
+    let planners = engine::protections::all(&session.facts(), session.host().locked());
+    let rungs: Vec<(Protection, usize)> = planners
+        .iter()
+        .flat_map(|(p, planner)| planner.rungs().into_iter().map(|prompt| (*p, prompt)))
+        .collect();
+    let mut certificates = Certificates::new(session);
+    let bar = progress::bar(global, rungs.len() as u64);
+    for (protection, prompt) in rungs {
+        bar.set_message(protection.name());
+        certificates.find(protection, prompt)?;
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    Ok(())
+}
+
+fn make(session: &Session, protection: Protection, prompt: usize) -> Result<Option<Certificate>> {
+    let start = std::time::Instant::now();
+    let certificate = match session.host().certify(protection, prompt) {
+        Ok(certificate) => certificate,
+        // The request itself is refused for the same reason, in the engine's words.
+        Err(CertifyError::Refused(_)) => return Ok(None),
+        Err(e @ CertifyError::KvTooSmall { .. }) => {
+            note(&format!("not certified: {e}"));
+            return Ok(None);
+        }
+        Err(e) => return Err(e).context("certification failed"),
+    };
+    tracing::info!(
+        "{protection}: {} {}, in {:.1} s",
+        certificate.geometry,
+        verdict(&certificate),
+        start.elapsed().as_secs_f64()
+    );
+    let path = path(session, protection, &certificate.geometry)?;
+    let kept = Kept {
+        environment_id: session.environment_id(),
+        numerics_id: session.numerics_id(),
+        certificate,
+    };
+    if let Err(e) = write(&path, &kept) {
+        note(&format!("the certificate is not kept: {e:#}"));
+    }
+    Ok(Some(kept.certificate))
+}
+
+/// What a certificate says, in words.
+pub fn verdict(certificate: &Certificate) -> String {
+    match (&certificate.broken_by, certificate.equivariant) {
+        (Some(by), _) => format!("NOT KEPT HERE: changed by {by}"),
+        (None, true) => "certified; a target's row does not matter".into(),
+        (None, false) => "certified".into(),
+    }
+}
+
+fn path(session: &Session, protection: Protection, geometry: &str) -> Result<PathBuf> {
+    let (environment, numerics) = (session.environment_id(), session.numerics_id());
+    let name = [&environment, &numerics, protection.name(), geometry].join("\n");
+    let name = format!("{}.json", &blake3::hash(name.as_bytes()).to_hex()[..32]);
+    Ok(folder()?.join(name))
+}
+
+/// The certificate kept for this environment and model, if there is one.
+fn kept(session: &Session, protection: Protection, geometry: &str) -> Option<Certificate> {
+    let kept = read(&path(session, protection, geometry).ok()?)?;
+    let c = &kept.certificate;
+    let holds = kept.environment_id == session.environment_id()
+        && kept.numerics_id == session.numerics_id()
+        && (c.protection.as_str(), c.geometry.as_str()) == (protection.name(), geometry);
+    holds.then_some(kept.certificate)
 }
 
 /// All certificates kept for this environment and model.

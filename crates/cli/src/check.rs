@@ -1,6 +1,7 @@
 //! `check`: runs the audit and shows what it found.
 
 use crate::args::{CheckArgs, Global};
+use crate::certificates::Certificates;
 use crate::input::{self, Prompt};
 use crate::output::{self, note};
 use crate::session::{KvNeed, Opened, Session};
@@ -78,11 +79,22 @@ pub fn run(global: &Global, args: &CheckArgs) -> Result<Outcome> {
                 .join(" and "),
         ));
     }
+    // What is certified to treat every row alike may carry several targets in a launch.
+    let mut locked = settings.locked();
+    let mut certificates = Certificates::new(&session);
+    for &protection in &plan.protections {
+        let certificate = certificates.find(protection, plan.target.prompt.len())?;
+        let shared = certificate.filter(|c| c.equivariant);
+        locked
+            .equivariant
+            .extend(shared.map(|c| (protection, c.geometry)));
+    }
+    let host = session.host().clone().with_locked(locked);
     let bar = progress::bar(
         global,
         (plan.protections.len() * (plan.trials.len() + 1)) as u64,
     );
-    let report = audit::check(session.host(), &plan, &mut |p| {
+    let report = audit::check(&host, &plan, &mut |p| {
         bar.set_position(p.done as u64);
         let name = p.protection.name();
         bar.set_message(match p.trial {

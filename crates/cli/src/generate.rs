@@ -1,7 +1,7 @@
 //! `generate` for one prompt: one or several answers, streamed as text or reported in full as JSON.
 
 use crate::args::{GenerateArgs, Global};
-use crate::certificates;
+use crate::certificates::Certificates;
 use crate::input;
 use crate::output::{self, bits, note};
 use crate::session::{KvNeed, Opened, Session};
@@ -52,16 +52,12 @@ pub fn run(global: &Global, args: &GenerateArgs) -> Result<Outcome> {
     let opened = Opened::open(&settings)?;
     let prompt = opened.prompt_ids(&prompt, &defaults)?;
     let session = opened.start(&[defaults.protection], KvNeed::Settings)?;
-    let certificate = certificates::of(&session, defaults.protection, prompt.len())?;
+    let certificate = Certificates::new(&session).of(defaults.protection, prompt.len())?;
     if args.score {
         return score::run(global, &session, &prompt, &defaults);
     }
-    let mut config = settings.engine();
-    if certificate.as_ref().is_some_and(|c| c.equivariant) {
-        // All answers have this prompt, so this geometry.
-        config.locked.equivariant.push(defaults.protection);
-    }
-    let mut engine = session.engine(config)?;
+    let mut engine = session.engine(settings.engine())?;
+    certificate.iter().for_each(|c| engine.adopt(c));
     let mut answers = Vec::new();
     for choice in 0..args.n {
         answers.push(Answer::submit(

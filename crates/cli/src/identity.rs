@@ -9,6 +9,9 @@ use numerics::digest::{Digest, Encoder};
 use numerics::sample::SamplingParams;
 use receipt::{EnvironmentId, NumericsId};
 
+/// Version and hash of the sources, dependencies and compiler options.
+pub const BUILD: &str = concat!(env!("CARGO_PKG_VERSION"), "+", env!("BLOCKLOCK_BUILD"));
+
 /// Numerics version, profile, configuration and weights: what an `invariant` request's bits are a function of.
 pub fn numerics_id(model: &Model, profile: Profile) -> NumericsId {
     let mut config = Encoder::new("blocklock config v1");
@@ -19,7 +22,7 @@ pub fn numerics_id(model: &Model, profile: Profile) -> NumericsId {
 /// Build, device and limits: what the bits of every other protection depend on too.
 pub fn environment_id(device: &DeviceInfo, settings: &Settings) -> EnvironmentId {
     let limits = [
-        ("build", env!("CARGO_PKG_VERSION").to_string()),
+        ("build", BUILD.to_string()),
         ("device", device.name.clone()),
         ("token_budget", settings.token_budget.value.to_string()),
         ("max_running", settings.max_running.value.to_string()),

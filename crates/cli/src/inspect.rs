@@ -2,11 +2,13 @@
 
 use crate::Outcome;
 use crate::args::{Global, InspectArgs};
+use crate::certificates;
 use crate::output::{self, bytes, count};
 use crate::session::{KvNeed, Opened, Session};
 use crate::settings::Settings;
 use anyhow::{Result, bail};
 use engine::Protection;
+use numerics::Profile;
 use serde_json::{Value, json};
 
 /// Runs the command.
@@ -25,8 +27,20 @@ pub fn run(global: &Global, args: &InspectArgs) -> Result<Outcome> {
         return Ok(Outcome::Done);
     }
     let blocks = opened.kv_blocks()?;
-    // One block of KV is enough to ask the device what it is.
-    let session = opened.start(&settings.protections(&[]), KvNeed::Blocks(1))?;
+    let session = if args.certify {
+        if settings.profile() != Profile::IeeeF32 {
+            bail!(
+                "--certify: the locked protections need vendor kernels, which profile {} does not have here",
+                settings.profile().name()
+            );
+        }
+        let session = opened.start(&Protection::ALL, KvNeed::Settings)?;
+        certificates::all_rungs(global, &session)?;
+        session
+    } else {
+        // One block of KV is enough to ask the device what it is.
+        opened.start(&settings.protections(&[]), KvNeed::Blocks(1))?
+    };
     let document = document(&session, blocks)?;
     if global.json {
         output::print_json(&document)?;
@@ -92,7 +106,7 @@ fn document(session: &Session, kv_blocks: usize) -> Result<Value> {
     document["chat_template"] = json!(session.template().map(|t| t.source().len()));
     document["device_facts"] = Value::Object(facts);
     document["protections"] = Protection::ALL.into_iter().map(supported).collect();
-    document["certificates"] = serde_json::to_value(crate::certificates::all(session))?;
+    document["certificates"] = serde_json::to_value(certificates::all(session))?;
     document["settings"] = serde_json::to_value(session.settings())?;
     Ok(document)
 }

@@ -391,6 +391,13 @@ impl Session {
         })
     }
 
+    /// The geometry a prompt's launches are certified as; `None` where nothing is to be certified.
+    pub fn certified_as(&self, protection: Protection, prompt: usize) -> Option<String> {
+        let planners = engine::protections::all(&self.facts(), &self.settings.locked());
+        let (_, planner) = planners.into_iter().find(|(p, _)| *p == protection)?;
+        Some(planner.certified_as(prompt)).filter(|name| !name.is_empty())
+    }
+
     /// What a request's bits depend on beside itself, where its protection is a locked one: environment and geometry.
     pub fn locked_facts(&self, protection: Protection, prompt: usize) -> Option<(String, String)> {
         let planners = engine::protections::all(&self.facts(), &self.settings.locked());

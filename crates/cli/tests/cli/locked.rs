@@ -2,7 +2,7 @@
 
 use crate::bad_input::refused;
 use crate::support::*;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const LOCKED: [&str; 3] = ["isolated", "rows", "pack"];
 
@@ -54,17 +54,25 @@ fn a_result_names_its_geometry_certificate_and_key() {
         "rows = 3\nrow_widths = [8, 64]\ndecode_rows = 5\npack_totals = [32, 64]\nkv_part = 64\n",
     );
     let mut keys = Vec::new();
-    for (protection, launches) in [
-        ("isolated", "prefill 1x7, decode 5 rows"),
-        ("rows", "prefill 3x8, decode 5 rows"),
-        ("pack", "pack of 32, decode 1 row"),
+    for (protection, launches, certified) in [
+        ("isolated", "prefill 1x7, decode 5 rows", "decode 5 rows"),
+        (
+            "rows",
+            "prefill 3x8, decode 5 rows",
+            "prefill 3x8, decode 5 rows",
+        ),
+        (
+            "pack",
+            "pack of 32, decode 1 row",
+            "pack of 32, decode 1 row",
+        ),
     ] {
         let report = generate(protection, &["--config", &config]);
         let geometry = &report["geometry"];
         assert_eq!(geometry["launches"], launches);
         assert_eq!(geometry["kernels"], "vendor");
         assert_eq!(geometry["certificate"]["broken_by"], Value::Null);
-        assert_eq!(geometry["certificate"]["geometry"], launches);
+        assert_eq!(geometry["certificate"]["geometry"], certified);
         let again = generate(protection, &["--config", &config]);
         assert_eq!(report["choices"], again["choices"]);
         let key = report["choices"][0]["reproducibility_key"].clone();
@@ -105,6 +113,113 @@ fn answers_that_share_launches_are_those_of_one_alone() {
             assert_eq!(choice["steps"], one["choices"][0]["steps"], "{protection}");
         }
     }
+}
+
+#[test]
+fn a_batch_certifies_what_it_uses_and_answers_as_one_record_alone() {
+    let folder = folder();
+    let record = |i: usize, protection: &str, len: usize| {
+        let ids: Vec<usize> = (0..len).map(|k| (i * 11 + k * 7) % 512).collect();
+        json!({"id": i, "prompt_ids": ids, "protection": protection, "max_tokens": 6, "ignore_eos": true})
+    };
+    // Lengths of three rungs of each ladder, in turns, so that certifying comes between running records.
+    let mut records = Vec::new();
+    for (i, len) in [5, 70, 300, 6, 80, 310, 7].into_iter().enumerate() {
+        for protection in ["isolated", "rows", "pack", "none", "invariant"] {
+            records.push(record(i, protection, len));
+        }
+    }
+    let lines: Vec<String> = records.iter().map(Value::to_string).collect();
+    let answers = |lines: &[String]| -> Vec<Value> {
+        let input = file(&folder, "in.jsonl", lines.join("\n"));
+        let ran = run(&["generate", "--model", TINY, "--input", &input, "--json"]);
+        assert_eq!(ran.code, 0, "{}", ran.err);
+        let mut found: Vec<Value> = ran
+            .out
+            .lines()
+            .map(|l| serde_json::from_str(l).expect("a JSON line"))
+            .collect();
+        found.sort_by_key(|v| v["line"].as_u64());
+        found
+    };
+    let together = answers(&lines);
+    assert_eq!(together.len(), records.len());
+    for (record, answer) in records.iter().zip(&together) {
+        let locked = LOCKED.contains(&record["protection"].as_str().expect("a name"));
+        assert_eq!(answer["certified"] == true, locked, "{answer}");
+        assert_eq!(answer["geometry"].is_string(), locked);
+        assert_eq!(
+            answer["reproducibility_key"].is_null(),
+            record["protection"] == "none"
+        );
+    }
+    for i in (0..records.len())
+        .filter(|&i| records[i]["protection"] != "none")
+        .step_by(3)
+    {
+        let alone = answers(&lines[i..=i]);
+        assert_eq!(alone[0]["steps"], together[i]["steps"], "{}", records[i]);
+        assert_eq!(
+            alone[0]["reproducibility_key"],
+            together[i]["reproducibility_key"]
+        );
+    }
+}
+
+#[test]
+fn inspect_certifies_every_rung_and_shows_it() {
+    let folder = folder();
+    let config = file(
+        &folder,
+        "c.toml",
+        "rows = 3\nrow_widths = [8, 64]\ndecode_rows = 5\npack_totals = [32, 96]\nkv_part = 64\n",
+    );
+    let call = ["inspect", "--model", TINY, "--config", &config];
+    let inspect = |more: &[&str]| {
+        let ran = blocklock(&[&call[..], more].concat())
+            .env("BLOCKLOCK_CACHE", folder.path())
+            .output();
+        let ran: Ran = ran.expect("it starts").into();
+        assert_eq!(ran.code, 0, "{}", ran.err);
+        ran.out
+    };
+    let document = |more: &[&str]| -> Value {
+        serde_json::from_str(&inspect(more)).expect("one JSON document")
+    };
+    let before = document(&["--json"]);
+    assert_eq!(before["certificates"].as_array().map(Vec::len), Some(0));
+    let certified = document(&["--certify", "--json"]);
+    let names: Vec<&str> = certified["certificates"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|c| c["geometry"].as_str().expect("a name"))
+        .collect();
+    assert_eq!(
+        names,
+        [
+            "decode 5 rows",
+            "pack of 32, decode 1 row",
+            "pack of 96, decode 1 row",
+            "prefill 3x64, decode 5 rows",
+            "prefill 3x8, decode 5 rows",
+        ]
+    );
+    let shown = inspect(&[]);
+    assert!(
+        shown.contains(
+            "rows: prefill 3x64, decode 5 rows certified; a target's row does not matter"
+        ),
+        "{shown}"
+    );
+    refused(
+        &[&call[..], &["--certify", "--template"]].concat(),
+        &["--template"],
+    );
+    refused(
+        &[&call[..], &["--certify", "--profile", "hopper-bf16"]].concat(),
+        &["hopper-bf16"],
+    );
 }
 
 #[test]

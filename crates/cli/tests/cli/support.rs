@@ -15,13 +15,17 @@ pub fn folder() -> TempDir {
     tempfile::tempdir().expect("a temporary folder")
 }
 
-/// The command, kept apart from this machine's settings.
+/// The command, kept apart from this machine's settings and cache.
 pub fn blocklock(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_blocklock"));
     command
         .args(args)
         .env_remove("BLOCKLOCK_MODEL")
         .env_remove("BLOCKLOCK_LOG")
+        .env(
+            "BLOCKLOCK_CACHE",
+            concat!(env!("CARGO_TARGET_TMPDIR"), "/cache"),
+        )
         .stdin(Stdio::null());
     command
 }

@@ -55,6 +55,10 @@ impl Planner for IsolatedPlanner {
         launches
     }
 
+    fn rungs(&self) -> Vec<usize> {
+        vec![1]
+    }
+
     fn geometry(&self, prompt: usize) -> String {
         format!("prefill 1x{prompt}, decode {} rows", self.rows)
     }

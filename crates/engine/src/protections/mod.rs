@@ -127,6 +127,11 @@ pub trait Planner: Send {
     fn certified_as(&self, prompt: usize) -> String {
         self.geometry(prompt)
     }
+
+    /// A prompt length for each of the geometries there are to certify.
+    fn rungs(&self) -> Vec<usize> {
+        Vec::new()
+    }
 }
 
 /// Every protection with its planner.
@@ -168,6 +173,12 @@ fn ladder(rungs: &[usize], context: usize) -> Vec<usize> {
     rungs.sort_unstable();
     rungs.dedup();
     rungs
+}
+
+/// For each rung the shortest prompt that takes it: it leaves neighbours the most room.
+fn shortest(rungs: &[usize]) -> Vec<usize> {
+    let below = std::iter::once(0).chain(rungs.iter().copied());
+    below.take(rungs.len()).map(|below| below + 1).collect()
 }
 
 /// The smallest rung that holds `len`: a function of the target's own length alone.

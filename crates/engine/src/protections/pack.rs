@@ -4,7 +4,7 @@
 
 use super::{
     Capabilities, Geometry, Planner, Slot, Work, ladder, locked_provenance, locked_split,
-    prompts_and_decodes, rung,
+    prompts_and_decodes, rung, shortest,
 };
 use crate::config::LockedConfig;
 use crate::prefix::Provenance;
@@ -73,6 +73,10 @@ impl Planner for PackPlanner {
         (prompt > top).then(|| {
             format!("the prompt has {prompt} tokens, but the largest pack holds {top} (see the ladder of totals)")
         })
+    }
+
+    fn rungs(&self) -> Vec<usize> {
+        shortest(&self.totals)
     }
 
     fn geometry(&self, prompt: usize) -> String {

@@ -4,7 +4,7 @@
 
 use super::{
     Capabilities, Geometry, Planner, Slot, Work, decode_rows, equivariant, ladder,
-    locked_provenance, locked_split, prompts_and_decodes, rung,
+    locked_provenance, locked_split, prompts_and_decodes, rung, shortest,
 };
 use crate::config::LockedConfig;
 use crate::prefix::Provenance;
@@ -88,6 +88,10 @@ impl Planner for RowsPlanner {
         (prompt > top).then(|| {
             format!("the prompt has {prompt} tokens, but the widest row holds {top} (see the ladder of widths)")
         })
+    }
+
+    fn rungs(&self) -> Vec<usize> {
+        shortest(&self.widths)
     }
 
     fn geometry(&self, prompt: usize) -> String {

@@ -44,9 +44,48 @@ pub fn grouped_host(group: usize) -> Host {
     load(&Arc::new(model.config()), &model.weights(), options)
 }
 
+/// Any tiny model on one thread.
+pub fn host_of_parts(config: &ModelConfig, weights: &Weights) -> Host {
+    let options = CpuOptions {
+        threads: 1,
+        isa: None,
+        kv_blocks: 50,
+        vendor: false,
+    };
+    load(&Arc::new(config.clone()), weights, options)
+}
+
+/// Gemma's windows and layers in small, with this window and width of heads.
+pub fn windowed_host(window: usize, head_dim: usize) -> Host {
+    let model = Synthetic::parse("tiny-gemma3@7")
+        .expect("a known name")
+        .with_window(window)
+        .with_head_dim(head_dim);
+    let options = CpuOptions {
+        threads: 2,
+        isa: None,
+        kv_blocks: 200,
+        vendor: false,
+    };
+    load(&Arc::new(model.config()), &model.weights(), options)
+}
+
 fn load(config: &Arc<ModelConfig>, weights: &Weights, options: CpuOptions) -> Host {
     let device = CpuDevice::load(Arc::clone(config), weights, options).expect("loads");
     Host::new(Box::new(device), ModelFacts::new(config, Profile::IeeeF32))
+}
+
+/// A model on a device under a profile, vendor kernels beside where it has any.
+pub fn host_of(model: &Model, profile: Profile, kv_blocks: usize) -> Host {
+    let options = CpuOptions {
+        threads: 2,
+        isa: None,
+        kv_blocks,
+        vendor: profile == Profile::IeeeF32,
+    };
+    let device = device::cpu::load(profile, Arc::clone(&model.config), &model.weights, options);
+    let device: Box<dyn device::Device> = device.expect("loads");
+    Host::new(device, ModelFacts::new(&model.config, profile))
 }
 
 /// The usual device: room for everything a test does, two threads.
@@ -57,6 +96,11 @@ pub fn host() -> Host {
 /// A prompt that is a function of `seed`.
 pub fn prompt(seed: u64, len: usize) -> Vec<u32> {
     audit::random_prompt(seed, len, tiny().config.vocab_size)
+}
+
+/// The same for a vocabulary of this size.
+pub fn prompt_of(seed: u64, len: usize, vocab_size: usize) -> Vec<u32> {
+    audit::random_prompt(seed, len, vocab_size)
 }
 
 /// A greedy `invariant` request.

@@ -31,7 +31,8 @@ pub struct Global {
     /// fetched by `blocklock pull`
     #[arg(long, short, global = true, value_name = "MODEL", env = "BLOCKLOCK_MODEL", value_hint = ValueHint::AnyPath)]
     pub model: Option<String>,
-    /// Where to run: cpu, or cuda or cuda:N for a Hopper GPU [default: cpu]
+    /// Where to run: cpu, or cuda or cuda:N for a Hopper GPU [default: cpu]. Or hostile or hostile:rows, a test device:
+    /// slow, on purpose-made worst vendor orders (hostile:rows: another one in every row); proves planners, not speed
     #[arg(long, global = true, value_name = "DEVICE")]
     pub device: Option<String>,
     /// Arithmetic; see NUMERICS.md [default: ieee-f32]

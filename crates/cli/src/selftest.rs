@@ -38,6 +38,11 @@ pub fn run(global: &Global, args: &SelftestArgs) -> Result<Outcome> {
             let cache = crate::kernels::cache_folder()?;
             Some(Arc::new(Gpu::open(index, Some(cache))?))
         }
+        DeviceName::Hostile(_) => {
+            bail!(
+                "--device {name}: it has no kernels of profile hopper-bf16; allowed: cpu, cuda, cuda:N"
+            )
+        }
     };
     let opened = start.elapsed();
     let mut executors: Vec<(&str, Box<dyn HopperOps + '_>)> = match &gpu {

@@ -8,6 +8,7 @@ use crate::{download, identity};
 use anyhow::{Context, Result, bail};
 use audit::Host;
 use device::cpu::{CpuOptions, OnCpu};
+use device::hostile::HostileDevice;
 use device::{
     BLOCK_TOKENS, BlockId, Device, DeviceError, DeviceInfo, DeviceName, KernelFamily, StepOutput,
     StepPlan,
@@ -222,38 +223,38 @@ impl Opened {
             KvNeed::Blocks(n) => n.clamp(1, allowed),
         };
         let profile = self.settings.profile();
-        if let DeviceName::Cuda(index) = self.settings.device()? {
-            let gpu = Arc::new(Gpu::open(index, Some(crate::kernels::cache_folder()?))?);
-            let config = Arc::clone(&self.model.config);
-            let device = CudaDevice::new(gpu, config, &self.model.weights, kv_blocks)
-                .context("cannot load the model on the GPU")?;
-            return Ok(Session {
-                host: Host::new(Box::new(device), self.facts()),
-                opened: self,
-                times: OpTimes::default(),
-            });
-        }
-        let mut device = device::cpu::load(
-            profile,
-            Arc::clone(&self.model.config),
-            &self.model.weights,
-            CpuOptions {
-                threads: self.settings.threads.value as usize,
-                isa: isa(self.settings.isa.value),
-                kv_blocks,
-                // Under the other profile `none` is refused request by request.
-                vendor: profile == Profile::IeeeF32
-                    && protections.iter().any(|&p| p != Protection::Invariant),
-            },
-        )
-        .context("cannot load the model on the CPU")?;
-        device.time_operations(timed);
-        let times = OpTimes::default();
-        let device = Timed {
-            device,
-            times: Arc::clone(&times),
+        let config = Arc::clone(&self.model.config);
+        let weights = &self.model.weights;
+        let options = CpuOptions {
+            threads: self.settings.threads.value as usize,
+            isa: isa(self.settings.isa.value),
+            kv_blocks,
+            // Under the other profile `none` is refused request by request.
+            vendor: profile == Profile::IeeeF32
+                && protections.iter().any(|&p| p != Protection::Invariant),
         };
-        let host = Host::new(Box::new(device), self.facts()).with_locked(self.settings.locked());
+        let times = OpTimes::default();
+        let device: Box<dyn Device> = match self.settings.device()? {
+            DeviceName::Cpu => {
+                let mut device = device::cpu::load(profile, config, weights, options)
+                    .context("cannot load the model on the CPU")?;
+                device.time_operations(timed);
+                let times = Arc::clone(&times);
+                Box::new(Timed { device, times })
+            }
+            DeviceName::Cuda(index) => {
+                let gpu = Arc::new(Gpu::open(index, Some(crate::kernels::cache_folder()?))?);
+                let device = CudaDevice::new(gpu, config, weights, kv_blocks)
+                    .context("cannot load the model on the GPU")?;
+                Box::new(device)
+            }
+            DeviceName::Hostile(orders) => {
+                let device = HostileDevice::load(config, weights, options, orders)
+                    .context("cannot load the model on the hostile device")?;
+                Box::new(device)
+            }
+        };
+        let host = Host::new(device, self.facts()).with_locked(self.settings.locked());
         Ok(Session {
             opened: self,
             host,

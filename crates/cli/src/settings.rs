@@ -55,7 +55,7 @@ impl<T> Setting<T> {
 pub struct Settings {
     /// `None`: the default model.
     pub model: Setting<Option<String>>,
-    /// `cpu`, `cuda` or `cuda:N`.
+    /// `cpu`, `cuda`, `cuda:N`, `hostile` or `hostile:rows`.
     pub device: Setting<String>,
     /// Arithmetic.
     pub profile: Setting<ProfileArg>,
@@ -126,7 +126,7 @@ impl Settings {
         let device = Setting::pick(flags.device.clone(), file.device, "cpu".into());
         // What the device computes natively.
         let native = match name(&device.value)? {
-            DeviceName::Cpu => ProfileArg::IeeeF32,
+            DeviceName::Cpu | DeviceName::Hostile(_) => ProfileArg::IeeeF32,
             DeviceName::Cuda(_) => ProfileArg::HopperBf16,
         };
         let locked = engine::LockedConfig::default();
@@ -167,10 +167,17 @@ impl Settings {
     }
 
     fn validate(&self) -> Result<()> {
-        if self.device()? != DeviceName::Cpu && self.profile() == Profile::IeeeF32 {
+        let only = match self.device()? {
+            DeviceName::Cpu => None,
+            DeviceName::Cuda(_) => Some(Profile::HopperBf16),
+            DeviceName::Hostile(_) => Some(Profile::IeeeF32),
+        };
+        if let Some(only) = only.filter(|&only| only != self.profile()) {
             bail!(
-                "--profile ieee-f32: not on --device {}; allowed there: hopper-bf16",
-                self.device.value
+                "--profile {}: not on --device {}; allowed there: {}",
+                self.profile().name(),
+                self.device.value,
+                only.name()
             );
         }
         if self.max_running.value > self.token_budget.value {

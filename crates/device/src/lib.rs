@@ -5,12 +5,14 @@ pub mod conformance;
 pub mod cpu;
 #[doc(hidden)]
 pub mod hopper_cases;
+pub mod hostile;
 mod name;
 pub mod plan;
 pub mod reference;
 #[doc(hidden)]
 pub mod testing;
 mod validate;
+mod walk;
 
 pub use name::{DeviceName, UnknownDevice};
 

@@ -1,5 +1,6 @@
-//! Naming a device: `cpu`, `cuda`, `cuda:1`.
+//! Naming a device: `cpu`, `cuda`, `cuda:1`, `hostile`.
 
+use crate::hostile::RowOrders;
 use std::fmt;
 use std::str::FromStr;
 
@@ -10,6 +11,8 @@ pub enum DeviceName {
     Cpu,
     /// `cuda` (the first) or `cuda:N`.
     Cuda(usize),
+    /// `hostile`, or `hostile:rows` where rows have orders of their own: a test device.
+    Hostile(RowOrders),
 }
 
 /// Devices of one host that can be named.
@@ -17,7 +20,7 @@ const MOST: usize = 64;
 
 /// Why a text names no device.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("'{0}' is no device; allowed: cpu, cuda, cuda:N with N from 0 to {last}", last = MOST - 1)]
+#[error("'{0}' is no device; allowed: cpu, cuda, cuda:N with N from 0 to {last}, hostile, hostile:rows", last = MOST - 1)]
 pub struct UnknownDevice(String);
 
 impl FromStr for DeviceName {
@@ -28,6 +31,8 @@ impl FromStr for DeviceName {
         match text {
             "cpu" => Ok(Self::Cpu),
             "cuda" => Ok(Self::Cuda(0)),
+            "hostile" => Ok(Self::Hostile(RowOrders::Equal)),
+            "hostile:rows" => Ok(Self::Hostile(RowOrders::EachItsOwn)),
             _ => {
                 let digits = text.strip_prefix("cuda:").ok_or_else(unknown)?;
                 let plain = digits.bytes().all(|b| b.is_ascii_digit())
@@ -46,6 +51,8 @@ impl fmt::Display for DeviceName {
         match self {
             Self::Cpu => f.write_str("cpu"),
             Self::Cuda(index) => write!(f, "cuda:{index}"),
+            Self::Hostile(RowOrders::Equal) => f.write_str("hostile"),
+            Self::Hostile(RowOrders::EachItsOwn) => f.write_str("hostile:rows"),
         }
     }
 }
@@ -61,6 +68,8 @@ mod tests {
             ("cuda", DeviceName::Cuda(0)),
             ("cuda:0", DeviceName::Cuda(0)),
             ("cuda:63", DeviceName::Cuda(63)),
+            ("hostile", DeviceName::Hostile(RowOrders::Equal)),
+            ("hostile:rows", DeviceName::Hostile(RowOrders::EachItsOwn)),
         ] {
             assert_eq!(text.parse(), Ok(name));
             assert_eq!(name.to_string().parse(), Ok(name));
@@ -77,6 +86,8 @@ mod tests {
             "cuda: 1",
             "cuda:99999999999999999999",
             "gpu",
+            "hostile:",
+            "hostile:1",
         ] {
             let error = bad.parse::<DeviceName>().unwrap_err().to_string();
             assert!(

@@ -2,8 +2,9 @@
 
 use super::*;
 use crate::{KvSplit, Launch, OutputRow};
-use model::config::{Arch, Rope};
-use numerics::{rope::RopeScaling, weight::WeightType};
+use model::LayerWeights;
+use model::config::{Activation, Arch, LayerKind, Rope};
+use numerics::{rope::RopeScaling, select, weight::WeightType};
 
 const VOCAB: usize = 50;
 const BLOCKS: usize = 12;
@@ -351,7 +352,7 @@ fn near_the_decoder_in_f64() {
         for n in [1, 2, 90] {
             let tokens = tokens(n);
             let mut device = device(profile, all);
-            let exact = logits64(&device.config, &device.weights, &tokens);
+            let exact = logits64(&device.walk.config, &device.walk.weights, &tokens);
             let rows = logits(&mut device, &tokens, &[], &[0, 1]);
             let error = exact
                 .iter()
@@ -372,12 +373,12 @@ fn near_the_decoder_in_f64() {
 fn a_position_that_is_not_finite_is_seen_as_nan() {
     for profile in Profile::ALL {
         let mut device = device(profile, false);
-        let mut weights = (*device.weights).clone();
+        let mut weights = (*device.walk.weights).clone();
         // Token 7 has an embedding that overflows in the products for V.
         let bytes: Vec<u8> = (0..VOCAB)
             .flat_map(|t| {
                 let mut row = vec![0.0; 16];
-                let e = &device.weights.embed;
+                let e = &device.walk.weights.embed;
                 weight::widen_row(e.dtype, e.row(t), &mut row);
                 row
             })
@@ -388,7 +389,7 @@ fn a_position_that_is_not_finite_is_seen_as_nan() {
         bytes[7 * 64..7 * 64 + 4].copy_from_slice(&f32::INFINITY.to_le_bytes());
         weights.embed =
             Tensor::new(WeightType::F32, VOCAB, 16, Arc::new(bytes), 0..len).expect("sizes agree");
-        device.weights = Arc::new(weights);
+        device.walk.weights = Arc::new(weights);
         let mut run = |tokens: &[u32], start: usize| {
             let outputs = (0..tokens.len())
                 .map(|index| OutputRow {

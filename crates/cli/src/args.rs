@@ -324,6 +324,9 @@ pub struct InspectArgs {
     /// Certify every rung of the locked protections now, so that no request has to wait for it
     #[arg(long, conflicts_with = "template")]
     pub certify: bool,
+    /// Print what follows from the configuration alone: no weight is read, no identity computed, nothing loaded
+    #[arg(long, conflicts_with_all = ["template", "certify"])]
+    pub shape: bool,
 }
 
 /// `selftest`.

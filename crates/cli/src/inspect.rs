@@ -27,6 +27,15 @@ pub fn run(global: &Global, args: &InspectArgs) -> Result<Outcome> {
         return Ok(Outcome::Done);
     }
     let blocks = opened.kv_blocks()?;
+    if args.shape {
+        let document = shape(&opened, blocks);
+        if global.json {
+            output::print_json(&document)?;
+        } else {
+            output::print(&shape_text(&document))?;
+        }
+        return Ok(Outcome::Done);
+    }
     let session = if args.certify {
         if settings.profile() != Profile::IeeeF32 {
             bail!(
@@ -50,13 +59,33 @@ pub fn run(global: &Global, args: &InspectArgs) -> Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-fn document(session: &Session, kv_blocks: usize) -> Result<Value> {
-    let c = &*session.model().config;
-    let info = session.host().info();
-    let matmul = matmul_parameters(session);
-    let windowed = c.layers.iter().filter(|l| l.window.is_some()).count();
-    let rope = c.layers.first().map(|l| l.rope);
-    let tokenizer = session.tokenizer().map(|t| {
+/// What the configuration and the weights' shapes say.
+fn shape(opened: &Opened, kv_blocks: usize) -> Value {
+    let model = opened.model();
+    let c = &*model.config;
+    let full = c.layers.iter().find(|l| l.window.is_none());
+    let sliding = c.layers.iter().find(|l| l.window.is_some());
+    let rope = full.or(sliding).map(|l| l.rope);
+    let windows = sliding.map(|l| {
+        json!({
+            "layers": c.layers.iter().filter(|l| l.window.is_some()).count(),
+            "tokens": l.window,
+            "rope_theta": l.rope.theta,
+            "rope_scaling": format!("{:?}", l.rope.scaling),
+        })
+    });
+    let parts = model.weights.layers.first().map(|l| {
+        let has = [
+            ("q/k/v biases", l.q_bias.is_some()),
+            ("q/k norms", l.q_norm.is_some()),
+            ("norms behind branches", l.post_attn_norm.is_some()),
+        ];
+        has.into_iter()
+            .filter(|(_, has)| *has)
+            .map(|(name, _)| name)
+            .collect::<Vec<_>>()
+    });
+    let tokenizer = opened.tokenizer().map(|t| {
         json!({
             "vocabulary": t.vocab_size(),
             "bos": t.bos(),
@@ -65,6 +94,47 @@ fn document(session: &Session, kv_blocks: usize) -> Result<Value> {
             "special_tokens": t.special_tokens().len(),
         })
     });
+    json!({
+        "model": opened.name(),
+        "architecture": {
+            "family": format!("{:?}", c.arch).to_lowercase(),
+            "layers": c.layers.len(),
+            "windows": windows,
+            "parts": parts,
+            "hidden": c.hidden,
+            "feed_forward": c.ffn,
+            "activation": format!("{:?}", c.activation),
+            "heads": c.heads,
+            "kv_heads": c.kv_heads,
+            "head_dim": c.head_dim,
+            "attention_scale": c.attn_scale,
+            "embedding_scale": c.embed_scale,
+            "vocabulary": c.vocab_size,
+            "context": c.context,
+            "norm_eps": c.norm_eps,
+            "rope_theta": rope.map(|r| r.theta),
+            "rope_scaling": rope.map(|r| format!("{:?}", r.scaling)),
+            "tied_embedding": model.weights.lm_head.is_none(),
+        },
+        "weights": {
+            "parameters": model.parameters(),
+            "bytes": model.weight_bytes(),
+            "formats": model.formats(),
+        },
+        "cost": {
+            "matmul_flops_per_token": 2 * matmul_parameters(opened),
+            "attention_flops_per_key": 4 * c.layers.len() * c.heads * c.head_dim,
+            "weight_bytes_per_token": matmul_bytes(opened),
+            "kv_bytes_per_token": opened.kv_bytes_per_token(),
+            "kv_blocks": kv_blocks,
+        },
+        "tokenizer": tokenizer,
+        "chat_template": opened.template().map(|t| t.source().len()),
+    })
+}
+
+fn document(session: &Session, kv_blocks: usize) -> Result<Value> {
+    let info = session.host().info();
     let facts: serde_json::Map<String, Value> = info
         .facts
         .iter()
@@ -75,35 +145,11 @@ fn document(session: &Session, kv_blocks: usize) -> Result<Value> {
         json!({"name": p.name(), "available": geometry["available"], "shapes": geometry["shapes"]})
     };
     let mut document = session.describe();
-    document["architecture"] = json!({
-        "family": format!("{:?}", c.arch).to_lowercase(),
-        "layers": c.layers.len(),
-        "windowed_layers": windowed,
-        "hidden": c.hidden,
-        "feed_forward": c.ffn,
-        "heads": c.heads,
-        "kv_heads": c.kv_heads,
-        "head_dim": c.head_dim,
-        "vocabulary": c.vocab_size,
-        "context": c.context,
-        "norm_eps": c.norm_eps,
-        "rope_theta": rope.map(|r| r.theta),
-        "rope_scaling": rope.map(|r| format!("{:?}", r.scaling)),
-        "tied_embedding": session.model().weights.lm_head.is_none(),
-    });
-    document["weights"] = json!({
-        "parameters": session.model().parameters(),
-        "bytes": session.model().weight_bytes(),
-        "formats": session.model().formats(),
-        "hash": session.model().weights_hash().to_string(),
-    });
-    document["cost"] = json!({
-        "matmul_flops_per_token": 2 * matmul,
-        "kv_bytes_per_token": session.kv_bytes_per_token(),
-        "kv_blocks": kv_blocks,
-    });
-    document["tokenizer"] = json!(tokenizer);
-    document["chat_template"] = json!(session.template().map(|t| t.source().len()));
+    if let (Value::Object(all), Value::Object(shape)) = (&mut document, shape(session, kv_blocks)) {
+        // What the session calls the model stands.
+        all.extend(shape.into_iter().filter(|(key, _)| key != "model"));
+    }
+    document["weights"]["hash"] = session.model().weights_hash().to_string().into();
     document["device_facts"] = Value::Object(facts);
     document["protections"] = Protection::ALL.into_iter().map(supported).collect();
     document["certificates"] = serde_json::to_value(certificates::all(session))?;
@@ -112,21 +158,35 @@ fn document(session: &Session, kv_blocks: usize) -> Result<Value> {
 }
 
 /// Weights that every token is multiplied with: all matrices, the head's included, the embedding look-up not.
-fn matmul_parameters(session: &Session) -> u64 {
-    let c = &*session.model().config;
+fn matmul_parameters(opened: &Opened) -> u64 {
+    let c = &*opened.model().config;
     let (q, kv) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
     let layer = c.hidden * (2 * q + 2 * kv) + 3 * c.hidden * c.ffn;
     (c.layers.len() * layer + c.vocab_size * c.hidden) as u64
 }
 
-fn text(d: &Value) -> String {
-    let show = |v: &Value| match v {
+/// The same in bytes as stored: what one token alone makes a device read.
+fn matmul_bytes(opened: &Opened) -> u64 {
+    let w = &opened.model().weights;
+    let layers = w.layers.iter().flat_map(|l| l.matrices());
+    let head = w.lm_head.as_ref().unwrap_or(&w.embed);
+    let bytes = layers.map(|(_, t)| t.size()).sum::<usize>() + head.size();
+    bytes as u64
+}
+
+fn show(v: &Value) -> String {
+    match v {
         Value::String(s) => s.clone(),
         Value::Null => "none".into(),
         Value::Array(list) if list.is_empty() => "none".into(),
         other => other.to_string(),
-    };
+    }
+}
+
+/// [`shape`] for people.
+fn shape_text(d: &Value) -> String {
     let number = |v: &Value| count(v.as_u64().unwrap_or(0));
+    let size = |v: &Value| bytes(v.as_u64().unwrap_or(0));
     let (a, w, cost) = (&d["architecture"], &d["weights"], &d["cost"]);
     let mut out = format!("model          {}\n", show(&d["model"]));
     out += &format!(
@@ -152,17 +212,43 @@ fn text(d: &Value) -> String {
             "and head apart"
         },
     );
+    if let Some(windows) = a["windows"].as_object() {
+        out += &format!(
+            "               {} layers see {} tokens, rope theta {}, scaling {}\n",
+            windows["layers"],
+            windows["tokens"],
+            windows["rope_theta"],
+            show(&windows["rope_scaling"]),
+        );
+    }
+    let mut parts: Vec<String> = a["parts"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(show)
+        .collect();
+    if let Some(scale) = a["embedding_scale"].as_f64() {
+        parts.push(format!("embedding times {}", scale as f32));
+    }
+    if !parts.is_empty() {
+        out += &format!("               {}\n", parts.join(", "));
+    }
     out += &format!(
         "weights        {} parameters, {} ({})\n",
         number(&w["parameters"]),
-        bytes(w["bytes"].as_u64().unwrap_or(0)),
+        size(&w["bytes"]),
         show(&w["formats"]),
     );
     out += &format!(
-        "cost           {} FLOPs a token in products; KV {} a token, {} blocks of 64 tokens\n",
+        "cost           a token: {} FLOPs in products and {} for each key it sees; {} of weights read; {} of KV written\n",
         number(&cost["matmul_flops_per_token"]),
-        bytes(cost["kv_bytes_per_token"].as_u64().unwrap_or(0)),
-        cost["kv_blocks"],
+        number(&cost["attention_flops_per_key"]),
+        size(&cost["weight_bytes_per_token"]),
+        size(&cost["kv_bytes_per_token"]),
+    );
+    out += &format!(
+        "               room for {} KV blocks of 64 tokens\n",
+        cost["kv_blocks"]
     );
     let t = &d["tokenizer"];
     out += &match t {
@@ -184,6 +270,12 @@ fn text(d: &Value) -> String {
         Value::Null => "chat template  none\n".to_string(),
         n => format!("chat template  {n} bytes (blocklock inspect --template prints it)\n"),
     };
+    out
+}
+
+/// The whole document for people.
+fn text(d: &Value) -> String {
+    let mut out = shape_text(d);
     out += &format!("device         {}\n", show(&d["device"]));
     for (key, value) in d["device_facts"].as_object().into_iter().flatten() {
         out += &format!("               {key}: {}\n", show(value));

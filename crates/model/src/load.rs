@@ -185,7 +185,7 @@ impl Model {
 
     /// Bytes the weights take as they are held: matrices as stored, vectors in f32.
     pub fn weight_bytes(&self) -> u64 {
-        let matrices = self.matrices().map(|t| t.bytes().len() as u64);
+        let matrices = self.matrices().map(|t| t.size() as u64);
         matrices.sum::<u64>() + 4 * self.vector_elements()
     }
 

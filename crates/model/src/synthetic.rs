@@ -5,12 +5,11 @@
 //! chosen so that logits spread like a trained model's: a standard deviation near 3, now and then a near tie.
 
 use crate::config::{Activation, Arch, LayerKind, ModelConfig, Rope, root_of_width};
-use crate::weights::{LayerWeights, Tensor, Weights};
+use crate::weights::{Bytes, LayerWeights, Tensor, Weights};
 use half::bf16;
 use numerics::rope::RopeScaling;
 use numerics::weight::WeightType;
-use rayon::prelude::*;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Why there is no such synthetic model.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -408,8 +407,49 @@ struct Generator {
     tensor: u32,
 }
 
-/// Values one task of the pool generates; a multiple of four, and never part of the result.
-const TASK: usize = 1 << 14;
+/// A matrix whose values are made when first asked for, so that a shape can be looked at without its weights.
+struct Made {
+    seed: u64,
+    tensor: u32,
+    factor: f32,
+    size: usize,
+    bytes: OnceLock<Vec<u8>>,
+}
+
+impl Bytes for Made {
+    /// Threads of its own make the values: a pool's worker that waited here might take up work that waits here too.
+    fn bytes(&self) -> &[u8] {
+        self.bytes.get_or_init(|| {
+            let mut bytes = vec![0u8; self.size];
+            let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+            // Whole groups of four values.
+            let part = self.size.div_ceil(threads).next_multiple_of(8);
+            std::thread::scope(|scope| {
+                for (i, out) in bytes.chunks_mut(part).enumerate() {
+                    scope.spawn(move || self.fill((i * part / 8) as u64, out));
+                }
+            });
+            bytes
+        })
+    }
+
+    fn size(&self) -> usize {
+        self.size
+    }
+}
+
+impl Made {
+    /// Writes groups of four values from number `first` on.
+    fn fill(&self, first: u64, out: &mut [u8]) {
+        for (group, four) in (first..).zip(out.chunks_mut(8)) {
+            let sums = normals(self.seed, self.tensor, group);
+            for (out, sum) in four.chunks_exact_mut(2).zip(sums) {
+                out.copy_from_slice(&bf16::from_f32(sum as f32 * self.factor).to_le_bytes());
+            }
+        }
+    }
+}
+
 impl Generator {
     fn next(&mut self) -> (u64, u32) {
         self.tensor += 1;
@@ -419,22 +459,16 @@ impl Generator {
     /// A bf16 matrix of mean 0 and standard deviation `deviation`.
     fn matrix(&mut self, rows: usize, cols: usize, deviation: f64) -> Tensor {
         let (seed, tensor) = self.next();
-        let factor = normal_factor(deviation);
-        let mut bytes = vec![0u8; rows * cols * 2];
-        let tasks = bytes.par_chunks_mut(2 * TASK).enumerate();
-        tasks.for_each(|(task, out)| {
-            let mut first = (task * TASK) as u64;
-            for four in out.chunks_mut(8) {
-                let sums = normals(seed, tensor, first / 4);
-                for (out, sum) in four.chunks_exact_mut(2).zip(sums) {
-                    out.copy_from_slice(&bf16::from_f32(sum as f32 * factor).to_le_bytes());
-                }
-                first += 4;
-            }
-        });
-        let range = 0..bytes.len();
-        Tensor::new(WeightType::Bf16, rows, cols, Arc::new(bytes), range)
-            .expect("the buffer was made for this matrix")
+        let made = Made {
+            seed,
+            tensor,
+            factor: normal_factor(deviation),
+            size: rows * cols * 2,
+            bytes: OnceLock::new(),
+        };
+        let range = 0..made.size;
+        Tensor::new(WeightType::Bf16, rows, cols, Arc::new(made), range)
+            .expect("the size is this matrix's")
     }
 
     /// Norm weights: around `mean`, with a deviation of a tenth of it.

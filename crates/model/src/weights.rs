@@ -10,6 +10,11 @@ use std::sync::Arc;
 pub trait Bytes: Send + Sync {
     /// The whole storage.
     fn bytes(&self) -> &[u8];
+
+    /// How many there are; known even where they are not made yet.
+    fn size(&self) -> usize {
+        self.bytes().len()
+    }
 }
 
 impl Bytes for Vec<u8> {
@@ -67,7 +72,7 @@ impl Tensor {
         range: Range<usize>,
     ) -> Result<Self, TensorSizeError> {
         let needed = dtype.row_bytes(cols).and_then(|b| b.checked_mul(rows));
-        let inside = range.start <= range.end && range.end <= storage.bytes().len();
+        let inside = range.start <= range.end && range.end <= storage.size();
         if !inside || needed != Some(range.end - range.start) {
             return Err(TensorSizeError {
                 rows,
@@ -89,6 +94,11 @@ impl Tensor {
     /// The matrix's bytes as stored.
     pub fn bytes(&self) -> &[u8] {
         &self.storage.bytes()[self.range.clone()]
+    }
+
+    /// How many bytes it takes as stored; reads none of them.
+    pub fn size(&self) -> usize {
+        self.range.len()
     }
 
     /// Bytes of row `r` as stored.

@@ -1,9 +1,7 @@
 //! Tiny checkpoints of every architecture beside the logits of `transformers` (scripts/fixtures.py), and their bits.
 
-use crate::support::{host_of, prompt_of};
+use crate::support::{host_of, logits_at, prompt_of};
 use audit::{CheckPlan, Target, check};
-use device::cpu::{CpuOptions, load as load_device};
-use device::{KernelFamily, KvSplit, Launch, LogitRows, OutputRow, Segment, StepPlan};
 use engine::Protection;
 use model::{Model, ModelSource};
 use numerics::Profile;
@@ -58,39 +56,7 @@ fn expected(name: &str) -> Expected {
 
 /// Logits of the whole prompt in one launch.
 fn logits(model: &Model, profile: Profile, expected: &Expected) -> Vec<Vec<f32>> {
-    let options = CpuOptions {
-        threads: 1,
-        isa: None,
-        kv_blocks: 4,
-        vendor: false,
-    };
-    let mut device = load_device(profile, Arc::clone(&model.config), &model.weights, options)
-        .unwrap_or_else(|e| panic!("{e}"));
-    let output = |&index: &usize| OutputRow {
-        index,
-        logits: true,
-        score: None,
-    };
-    let launch = Launch {
-        family: KernelFamily::Contract,
-        rows: expected.ids.len(),
-        kv_split: KvSplit::Contract,
-        logit_rows: LogitRows::Together,
-        segments: vec![Segment {
-            offset: 0,
-            tokens: expected.ids.clone(),
-            start: 0,
-            blocks: vec![0, 1, 2, 3],
-            outputs: expected.positions.iter().map(output).collect(),
-        }],
-    };
-    let plan = StepPlan {
-        launches: vec![launch],
-    };
-    let mut step = device.execute(&plan).expect("it runs");
-    let rows = step.rows.remove(0).remove(0);
-    let take = |r: device::RowResult| r.logits.expect("asked for");
-    rows.into_iter().map(take).collect()
+    logits_at(model, profile, &expected.ids, &expected.positions)
 }
 
 /// The largest difference of any logit to the expected one, as a part of its row's largest.
@@ -218,6 +184,34 @@ fn golden_bits_of_every_architecture() {
         .map(|(name, a, b)| (*name, [a.to_string(), b.to_string()]))
         .collect();
     assert_eq!(found, golden);
+}
+
+/// Synthetic models stand in for trained ones: their logits spread alike, they do not repeat their input, and everything
+/// in between stays finite, in bf16 too.
+#[test]
+fn synthetic_models_answer_like_trained_ones() {
+    for name in ["tiny-llama", "tiny-qwen2", "tiny-qwen3", "tiny-gemma3"] {
+        let source = ModelSource::parse(&format!("synthetic:{name}@3")).expect("a known name");
+        let model = model::load(&source).expect("synthetic models load");
+        let ids = prompt_of(9, 200, model.config.vocab_size);
+        let positions: Vec<usize> = (0..200).step_by(20).collect();
+        for profile in [Profile::IeeeF32, Profile::HopperBf16] {
+            let rows = logits_at(&model, profile, &ids, &positions);
+            let mut repeats = 0;
+            for (row, p) in rows.iter().zip(&positions) {
+                let n = row.len() as f32;
+                let mean = row.iter().sum::<f32>() / n;
+                let deviation = (row.iter().map(|z| (z - mean).powi(2)).sum::<f32>() / n).sqrt();
+                assert!(
+                    (2.0..4.5).contains(&deviation),
+                    "{name} {profile:?}: {deviation}"
+                );
+                let top = numerics::select::top_k(row, 1).expect("no NaN")[0].0;
+                repeats += usize::from(top == ids[*p]);
+            }
+            assert!(repeats <= 3, "{name} {profile:?}: {repeats} of 10");
+        }
+    }
 }
 
 #[test]

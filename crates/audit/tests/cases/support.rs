@@ -2,6 +2,7 @@
 
 use audit::{Host, Trace, TraceStep, compare};
 use device::cpu::{CpuDevice, CpuOptions, Isa};
+use device::{KernelFamily, KvSplit, Launch, LogitRows, OutputRow, Segment, StepPlan};
 use engine::{Engine, EngineConfig, Event, ModelFacts, Protection, Request, RequestId, Row};
 use model::synthetic::Synthetic;
 use model::{Model, ModelConfig, ModelSource, Weights};
@@ -86,6 +87,47 @@ pub fn host_of(model: &Model, profile: Profile, kv_blocks: usize) -> Host {
     let device = device::cpu::load(profile, Arc::clone(&model.config), &model.weights, options);
     let device: Box<dyn device::Device> = device.expect("loads");
     Host::new(device, ModelFacts::new(&model.config, profile))
+}
+
+/// Logits at some positions of a prompt of up to 256 tokens, all of it in one launch.
+pub fn logits_at(
+    model: &Model,
+    profile: Profile,
+    ids: &[u32],
+    positions: &[usize],
+) -> Vec<Vec<f32>> {
+    let options = CpuOptions {
+        threads: 1,
+        isa: None,
+        kv_blocks: 4,
+        vendor: false,
+    };
+    let device = device::cpu::load(profile, Arc::clone(&model.config), &model.weights, options);
+    let output = |&index: &usize| OutputRow {
+        index,
+        logits: true,
+        score: None,
+    };
+    let launch = Launch {
+        family: KernelFamily::Contract,
+        rows: ids.len(),
+        kv_split: KvSplit::Contract,
+        logit_rows: LogitRows::Together,
+        segments: vec![Segment {
+            offset: 0,
+            tokens: ids.to_vec(),
+            start: 0,
+            blocks: vec![0, 1, 2, 3],
+            outputs: positions.iter().map(output).collect(),
+        }],
+    };
+    let plan = StepPlan {
+        launches: vec![launch],
+    };
+    let mut step = device.expect("loads").execute(&plan).expect("it runs");
+    let rows = step.rows.remove(0).remove(0);
+    let take = |r: device::RowResult| r.logits.expect("asked for");
+    rows.into_iter().map(take).collect()
 }
 
 /// The usual device: room for everything a test does, two threads.

@@ -191,6 +191,35 @@ fn inspect_shows_model_device_and_settings_in_force() {
 }
 
 #[test]
+fn shapes_of_any_size_are_shown_without_their_weights() {
+    let report = json(&[
+        "inspect",
+        "--shape",
+        "--model",
+        "synthetic:qwen3-14b",
+        "--json",
+    ]);
+    assert_eq!(report["weights"]["parameters"], 14_768_307_200u64);
+    // All matrices but the embedding, twice; in bf16 as many bytes as FLOPs.
+    let products = 2 * (14_768_307_200u64 - 151_936 * 5120 - 424_960);
+    assert_eq!(report["cost"]["matmul_flops_per_token"], products);
+    assert_eq!(report["cost"]["weight_bytes_per_token"], products);
+    assert_eq!(report["cost"]["attention_flops_per_key"], 4 * 40 * 40 * 128);
+    assert_eq!(report["cost"]["kv_bytes_per_token"], 40 * 2 * 8 * 128 * 4);
+    let ran = run(&["inspect", "--shape", "--model", "synthetic:gemma-3-12b"]);
+    for part in [
+        "gemma3: 48 layers",
+        "40 layers see 1024 tokens, rope theta 10000.0",
+        "rope theta 1000000.0, scaling Linear { factor: 8.0 }",
+        "q/k norms, norms behind branches, embedding times 62",
+        "11,766,034,176 parameters",
+    ] {
+        assert!(ran.out.contains(part), "{part}: {}", ran.out);
+    }
+    assert_eq!(run(&["inspect", "--shape", "--certify"]).code, 2);
+}
+
+#[test]
 fn version_help_and_completions() {
     let ran = run(&["--version"]);
     assert!(ran.code == 0 && ran.out.contains("numerics"), "{}", ran.out);

@@ -15,6 +15,31 @@ fn weights_are_pinned() {
     assert_eq!(hash("tiny-llama"), hash("tiny-llama@0"));
     let hashes = ["tiny-llama", "tiny-llama@1", "tiny-llama-k"].map(hash);
     assert_eq!(hashes, ["604ee0f26d8d", "5be2ccd545ec", "e4358b2ae0fe"]);
+    let hashes = ["tiny-qwen2", "tiny-qwen3", "tiny-gemma3"].map(hash);
+    assert_eq!(hashes, ["71761dab4195", "0a122fdc0dde", "813d5bdce879"]);
+}
+
+/// Sizes as published: of files in bf16, and of weights with a tied head counted once.
+#[test]
+fn shapes_have_as_many_parameters_as_the_originals() {
+    for (name, parameters) in [
+        ("smollm2-135m", 134_515_008),
+        ("llama-3.1-8b", 8_030_261_248),
+        ("qwen3-0.6b", 596_049_920),
+        ("qwen3-1.7b", 1_720_574_976),
+        ("qwen3-4b", 4_022_468_096),
+        ("qwen3-8b", 8_190_735_360),
+        ("qwen3-14b", 14_768_307_200),
+        ("gemma-3-270m", 268_098_176),
+        ("gemma-3-1b", 999_885_952),
+        // The text part.
+        ("gemma-3-4b", 3_880_263_168),
+        ("gemma-3-12b", 11_766_034_176),
+    ] {
+        // Nothing is generated for this.
+        let model = model::load(&ModelSource::parse(&format!("synthetic:{name}")).unwrap());
+        assert_eq!(model.unwrap().parameters(), parameters, "{name}");
+    }
 }
 
 #[test]

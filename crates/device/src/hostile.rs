@@ -111,16 +111,16 @@ impl HostileDevice {
                 let last = segment.blocks[(start + len) / BLOCK_TOKENS];
                 self.walk.fill(last, (start + len) % BLOCK_TOKENS, f32::NAN);
             }
-            let outputs = segment.outputs.iter().enumerate();
+            let asked_here = segment.outputs.len();
             let (rows, places) = match launch.logit_rows {
-                LogitRows::Together => (asked, outputs.map(|(i, _)| before + i).collect()),
-                LogitRows::Alone => (1, outputs.map(|_| 0).collect()),
-                LogitRows::EveryRow => (
-                    launch.rows,
-                    outputs.map(|(_, o)| segment.offset + o.index).collect(),
-                ),
+                LogitRows::Together => (asked, (before..before + asked_here).collect()),
+                LogitRows::Alone => (1, vec![0; asked_here]),
+                LogitRows::EveryRow => {
+                    let rows = segment.outputs.iter().map(|o| segment.offset + o.index);
+                    (launch.rows, rows.collect())
+                }
             };
-            before += segment.outputs.len();
+            before += asked_here;
             let head = Vendor {
                 geometry: mix(4, rows as u64),
                 places,

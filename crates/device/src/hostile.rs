@@ -150,7 +150,7 @@ impl Device for HostileDevice {
     }
 
     fn kv_blocks(&self) -> usize {
-        self.walk.kv_blocks
+        self.walk.kv_blocks()
     }
 
     fn supports(&self, _: KernelFamily) -> bool {
@@ -159,7 +159,7 @@ impl Device for HostileDevice {
 
     fn execute(&mut self, step: &StepPlan) -> Result<StepOutput, DeviceError> {
         let (vocab, context) = (self.walk.config.vocab_size, self.walk.config.context);
-        plan::validate(step, vocab, context, self.walk.kv_blocks)?;
+        plan::validate(step, vocab, context, self.walk.kv_blocks())?;
         let mut rows = Vec::new();
         for launch in &step.launches {
             match launch.family {

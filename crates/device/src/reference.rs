@@ -45,7 +45,7 @@ impl Device for ReferenceDevice {
     }
 
     fn kv_blocks(&self) -> usize {
-        self.walk.kv_blocks
+        self.walk.kv_blocks()
     }
 
     fn supports(&self, family: KernelFamily) -> bool {
@@ -54,7 +54,7 @@ impl Device for ReferenceDevice {
 
     fn execute(&mut self, step: &StepPlan) -> Result<StepOutput, DeviceError> {
         let (vocab, context) = (self.walk.config.vocab_size, self.walk.config.context);
-        plan::validate(step, vocab, context, self.walk.kv_blocks)?;
+        plan::validate(step, vocab, context, self.walk.kv_blocks())?;
         if step.launches.iter().any(|l| !self.supports(l.family)) {
             return Err(DeviceError::Unsupported(
                 "the reference device runs contract launches only".into(),

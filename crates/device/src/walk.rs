@@ -134,52 +134,61 @@ pub(crate) trait Arithmetic {
 pub(crate) struct Walk {
     pub config: Arc<ModelConfig>,
     pub weights: Arc<Weights>,
-    pub kv_blocks: usize,
-    /// `[layer][block][position in block][key, value][kv_heads · head_dim]`, NaN where nothing was written: reading it
-    /// would show.
-    kv: Vec<f32>,
+    /// By block, `[layer][position in block][key, value][kv_heads · head_dim]`: nothing while nobody wrote to it, then
+    /// NaN where nothing was written. Reading it would show.
+    kv: Vec<Vec<f32>>,
+    /// What a head reads where there is nothing.
+    nothing: Vec<f32>,
 }
 
 impl Walk {
     /// A pool of `kv_blocks` blocks for a model whose weights have the shapes of `config`.
     pub fn new(config: Arc<ModelConfig>, weights: Arc<Weights>, kv_blocks: usize) -> Self {
-        let block = 2 * BLOCK_TOKENS * config.kv_heads * config.head_dim;
-        let kv = vec![f32::NAN; config.layers.len() * kv_blocks * block];
         Self {
+            nothing: vec![f32::NAN; config.head_dim],
             config,
             weights,
-            kv_blocks,
-            kv,
+            kv: vec![Vec::new(); kv_blocks],
         }
+    }
+
+    /// Blocks in the pool.
+    pub fn kv_blocks(&self) -> usize {
+        self.kv.len()
     }
 
     fn kv_width(&self) -> usize {
         self.config.kv_heads * self.config.head_dim
     }
 
-    /// Elements of one block of one layer.
-    fn block_len(&self) -> usize {
-        2 * BLOCK_TOKENS * self.kv_width()
+    /// Start of the key of a position in its block; the value follows it.
+    fn key_at(&self, layer: usize, position: usize) -> usize {
+        (layer * BLOCK_TOKENS + position % BLOCK_TOKENS) * 2 * self.kv_width()
     }
 
-    /// Start of one layer's block.
-    fn block_at(&self, layer: usize, block: BlockId) -> usize {
-        (layer * self.kv_blocks + block as usize) * self.block_len()
+    /// One head's key of a position, or its value `at` elements further.
+    fn read(&self, layer: usize, blocks: &[BlockId], position: usize, at: usize) -> &[f32] {
+        let block = &self.kv[blocks[position / BLOCK_TOKENS] as usize];
+        match block.is_empty() {
+            true => &self.nothing,
+            false => &block[self.key_at(layer, position) + at..][..self.config.head_dim],
+        }
     }
 
-    /// Start of the key of a position; the value follows it.
-    fn key_at(&self, layer: usize, blocks: &[BlockId], position: usize) -> usize {
-        self.block_at(layer, blocks[position / BLOCK_TOKENS])
-            + position % BLOCK_TOKENS * 2 * self.kv_width()
+    fn block_mut(&mut self, block: BlockId) -> &mut [f32] {
+        let len = self.key_at(self.config.layers.len(), 0);
+        let block = &mut self.kv[block as usize];
+        block.resize(len, f32::NAN);
+        block
     }
 
     fn check_block(&self, block: BlockId) -> Result<(), DeviceError> {
-        if (block as usize) < self.kv_blocks {
+        if (block as usize) < self.kv_blocks() {
             return Ok(());
         }
         Err(DeviceError::InvalidPlan(format!(
             "KV block {block} is outside the pool of {} blocks",
-            self.kv_blocks
+            self.kv_blocks()
         )))
     }
 
@@ -249,17 +258,17 @@ impl Walk {
                     a.round(head);
                 }
             }
-            let at = self.key_at(layer, &segment.blocks, position);
-            let width = self.kv_width();
+            let (at, width) = (self.key_at(layer, position), self.kv_width());
+            let block = self.block_mut(segment.blocks[position / BLOCK_TOKENS]);
             for (i, (k, v)) in k[t].chunks_exact(d).zip(v[t].chunks_exact(d)).enumerate() {
                 let at = at + i * d;
                 if k.iter().chain(v).all(|x| x.is_finite()) {
-                    self.kv[at..at + d].copy_from_slice(k);
-                    self.kv[at + width..at + width + d].copy_from_slice(v);
+                    block[at..at + d].copy_from_slice(k);
+                    block[at + width..at + width + d].copy_from_slice(v);
                 } else {
                     // Whoever sees this position gets NaN; whoever does not gets nothing of it.
-                    self.kv[at..at + d].fill(f32::NAN);
-                    self.kv[at + width..at + width + d].fill(0.0);
+                    block[at..at + d].fill(f32::NAN);
+                    block[at + width..at + width + d].fill(0.0);
                 }
             }
         }
@@ -271,13 +280,14 @@ impl Walk {
             let seen = attention::visible(segment.start + t, kind.window);
             for head in 0..config.heads {
                 let columns = head * d..(head + 1) * d;
-                let of_head = |at: usize| &self.kv[at + head / group * d..][..d];
+                let of_head = head / group * d;
+                let read = |j, at| self.read(layer, &segment.blocks, j, at);
                 a.attend(
                     site(Op::Attend),
                     t,
                     &q[t][columns.clone()],
-                    |j| of_head(self.key_at(layer, &segment.blocks, j)),
-                    |j| of_head(self.key_at(layer, &segment.blocks, j) + self.kv_width()),
+                    |j| read(j, of_head),
+                    |j| read(j, of_head + self.kv_width()),
                     seen.clone(),
                     scale,
                     &mut out[t][columns],
@@ -331,11 +341,7 @@ impl Walk {
         for &(from, to) in pairs {
             self.check_block(from)?;
             self.check_block(to)?;
-            for layer in 0..self.config.layers.len() {
-                let (from, to) = (self.block_at(layer, from), self.block_at(layer, to));
-                let len = self.block_len();
-                self.kv.copy_within(from..from + len, to);
-            }
+            self.kv[to as usize] = self.kv[from as usize].clone();
         }
         Ok(())
     }
@@ -351,11 +357,10 @@ impl Walk {
 
     /// Overwrites a block from a position in it on, all layers.
     pub fn fill(&mut self, block: BlockId, from: usize, value: f32) {
-        let skip = from * 2 * self.kv_width();
-        for layer in 0..self.config.layers.len() {
-            let at = self.block_at(layer, block);
-            let len = self.block_len();
-            self.kv[at + skip..at + len].fill(value);
+        let layer = self.key_at(1, 0);
+        let skip = self.key_at(0, from);
+        for of_layer in self.block_mut(block).chunks_exact_mut(layer) {
+            of_layer[skip..].fill(value);
         }
     }
 }

@@ -3,6 +3,7 @@
 
 use super::fake::{Log, SharedLog, mix};
 use super::harness::{FACTS, equivariant, fake_engine, none, prompt, run, run_with};
+use super::hostile::hostile_engine;
 use crate::config::LockedConfig;
 use crate::prefix::Provenance;
 use crate::protections::{Capabilities, Geometry, Planner, Work, all};
@@ -30,15 +31,18 @@ fn locked(many: bool) -> LockedConfig {
     }
 }
 
-fn engine(row_sensitive: bool, many: bool, blocks: usize) -> (Engine, SharedLog) {
-    let config = EngineConfig {
+fn config(many: bool) -> EngineConfig {
+    EngineConfig {
         token_budget: 64,
         max_running: 24,
         locked: locked(many),
         poison_freed: vec![f32::NAN, f32::INFINITY],
         ..EngineConfig::default()
-    };
-    let (engine, log) = fake_engine(blocks, config);
+    }
+}
+
+fn engine(row_sensitive: bool, many: bool, blocks: usize) -> (Engine, SharedLog) {
+    let (engine, log) = fake_engine(blocks, config(many));
     log.lock().unwrap().row_sensitive = row_sensitive;
     (engine, log)
 }
@@ -70,12 +74,37 @@ fn diverged_on(
     change: Change,
     fault: fn(&mut Log),
 ) -> usize {
-    let engine = |blocks| {
+    let lost = crowds_in(targets, crowds, change, |blocks| {
         let (engine, log) = engine(mode.0, mode.1, blocks);
         fault(&mut log.lock().unwrap());
         engine
-    };
-    let install = |engine: &mut Engine| {
+    });
+    lost.filter(|&lost| lost).count()
+}
+
+/// Whether one does with floats: on the hostile device.
+fn diverges_with_floats(
+    targets: &[Request],
+    mode: (bool, bool),
+    crowds: u64,
+    change: Change,
+) -> bool {
+    let config = config(mode.1);
+    let mut lost = crowds_in(targets, crowds, change, |blocks| {
+        hostile_engine(mode.0, blocks, config.clone())
+    });
+    lost.any(|lost| lost)
+}
+
+/// Crowds one after the other, in engines that `engine` makes with so many blocks: whether some target's answer is not
+/// the one it gives alone.
+fn crowds_in(
+    targets: &[Request],
+    crowds: u64,
+    change: Change,
+    engine: impl Fn(usize) -> Engine,
+) -> impl Iterator<Item = bool> {
+    let install = move |engine: &mut Engine| {
         if let Some((protection, planner)) = change {
             let at = engine.planners.iter().position(|(p, _)| *p == protection);
             engine.planners[at.unwrap()].1 = planner();
@@ -90,52 +119,50 @@ fn diverged_on(
             run(&mut engine).answers.remove(&id).unwrap()
         })
         .collect();
-    (0..crowds)
-        .filter(|&crowd| {
-            let mut engine = engine(60);
-            install(&mut engine);
-            let draw = |i: u64, n: u64| mix(crowd + 1, i) % n;
-            let mut ids = Vec::new();
-            let mut step = 0;
-            let record = run_with(&mut engine, |engine, _| {
-                step += 1;
-                // Neighbours come and go; targets come one by one among them.
-                for i in 0..draw(step, 4) {
-                    let len = 1 + draw(1000 * step + i, 120) as usize;
-                    let max = 1 + draw(2000 * step + i, 30) as usize;
-                    if step < 40 {
-                        let protection = match draw(7000 * step + i, 4) {
-                            0 => Protection::Invariant,
-                            _ => Protection::None,
-                        };
-                        let mut r = none(step * 50 + i, len, max);
-                        r.protection = protection;
-                        if draw(3000 * step + i, 3) == 0 {
-                            // The same prompt as a target's, and more.
-                            let twin = &targets[draw(4000 + step, targets.len() as u64) as usize];
-                            r.prompt = [&twin.prompt[..], &r.prompt[..]].concat();
-                        }
-                        let _ = engine.submit(r);
+    (0..crowds).map(move |crowd| {
+        let mut engine = engine(60);
+        install(&mut engine);
+        let draw = |i: u64, n: u64| mix(crowd + 1, i) % n;
+        let mut ids = Vec::new();
+        let mut step = 0;
+        let record = run_with(&mut engine, |engine, _| {
+            step += 1;
+            // Neighbours come and go; targets come one by one among them.
+            for i in 0..draw(step, 4) {
+                let len = 1 + draw(1000 * step + i, 120) as usize;
+                let max = 1 + draw(2000 * step + i, 30) as usize;
+                if step < 40 {
+                    let protection = match draw(7000 * step + i, 4) {
+                        0 => Protection::Invariant,
+                        _ => Protection::None,
+                    };
+                    let mut r = none(step * 50 + i, len, max);
+                    r.protection = protection;
+                    if draw(3000 * step + i, 3) == 0 {
+                        // The same prompt as a target's, and more.
+                        let twin = &targets[draw(4000 + step, targets.len() as u64) as usize];
+                        r.prompt = [&twin.prompt[..], &r.prompt[..]].concat();
                     }
+                    let _ = engine.submit(r);
                 }
-                if step.is_multiple_of(3) && ids.len() < targets.len() {
-                    ids.push(engine.submit(targets[ids.len()].clone()).unwrap());
+            }
+            if step.is_multiple_of(3) && ids.len() < targets.len() {
+                ids.push(engine.submit(targets[ids.len()].clone()).unwrap());
+            }
+            // A locked target refuses to be preempted.
+            let running: Vec<_> = engine.running().collect();
+            if let Some(&id) = running.get(draw(step + 500, 9) as usize) {
+                if draw(step + 900, 2) == 0 && !ids.contains(&id) {
+                    engine.cancel(id);
+                } else {
+                    engine.preempt(id);
                 }
-                // A locked target refuses to be preempted.
-                let running: Vec<_> = engine.running().collect();
-                if let Some(&id) = running.get(draw(step + 500, 9) as usize) {
-                    if draw(step + 900, 2) == 0 && !ids.contains(&id) {
-                        engine.cancel(id);
-                    } else {
-                        engine.preempt(id);
-                    }
-                }
-            });
-            ids.iter()
-                .zip(&solo)
-                .any(|(id, want)| record.answers.get(id) != Some(want))
-        })
-        .count()
+            }
+        });
+        ids.iter()
+            .zip(&solo)
+            .any(|(id, want)| record.answers.get(id) != Some(want))
+    })
 }
 
 fn targets(protection: Protection) -> Vec<Request> {
@@ -172,6 +199,8 @@ fn all_protections_in_one_engine() {
         mixed.sort_by_key(|r| r.prompt.len());
         mixed.truncate(16);
         assert_eq!(diverged(&mixed, mode, 20, None), 0, "{mode:?}");
+        let lost = diverges_with_floats(&mixed, mode, 2, None);
+        assert!(!lost, "{mode:?}, with floats");
     }
 }
 
@@ -255,8 +284,11 @@ fn mutant(
 }
 
 fn found_out(protection: Protection, mode: (bool, bool), planner: fn() -> Box<dyn Planner>) {
-    let lost = diverged(&targets(protection), mode, 20, Some((protection, planner)));
+    let (targets, change) = (targets(protection), Some((protection, planner)));
+    let lost = diverged(&targets, mode, 20, change);
     assert!(lost > 0, "the mutant of {protection} was not found out");
+    let lost = diverges_with_floats(&targets, mode, 20, change);
+    assert!(lost, "with floats {protection}'s mutant was not found out");
 }
 
 #[test]

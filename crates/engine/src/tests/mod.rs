@@ -5,6 +5,7 @@ mod certify;
 mod fairness;
 mod fake;
 mod harness;
+mod hostile;
 mod invariance;
 mod locked;
 mod planners;

@@ -12,7 +12,6 @@ import json
 import sys
 
 import tokenizers
-from gguf import GGUFReader
 
 TEXTS = [
     "", " ", "  ", "\n", "\n\n", "\t", " \n ", "\r\n", "a", "A", "hello", " hello", "Hello, world!",
@@ -37,6 +36,8 @@ TEXTS = [
 
 
 def load(path):
+    from gguf import GGUFReader
+
     meta = {k: f.contents() for k, f in GGUFReader(path).fields.items()}
     assert (meta["tokenizer.ggml.model"], meta["tokenizer.ggml.pre"]) == ("gpt2", "smollm")
     tokens, kinds = meta["tokenizer.ggml.tokens"], meta["tokenizer.ggml.token_type"]

@@ -22,6 +22,8 @@ pub mod tokenizer;
 mod tokenizer_bytes;
 mod tokenizer_gguf;
 #[cfg(test)]
+mod tokenizer_real_tests;
+#[cfg(test)]
 mod tokenizer_tests;
 pub mod weights;
 

@@ -1,6 +1,6 @@
 // Attention decode for few sequences: one work unit (sequence, kv head, chunk) a block, all blocks resident; 4 query heads a kv head, head_dim 128,
 // tile 128, chunk 512, K and V in pages of 64 keys ([page][HKV] tile images). Same bits as attn_decode.cu. Every block merges its share of the columns.
-// 8 warps compute, one thread streams pages through a ring. Scores stay in registers; P goes through shared memory.
+// The variant to use: NS6_KR2_TG4_WB3_EF1. 8 warps compute, one thread streams pages through a ring. Scores stay in registers; P goes through shared memory.
 #include "attn.cuh"
 #ifndef NS
 #define NS 6    // pages of 16 KB in the ring
@@ -12,7 +12,7 @@
 #define WB NS   // pages in flight, at most, while the kernel before may still run; in a resident kernel always
 #endif
 #ifndef TG
-#define TG 0    // the next kernel may start: 0 at once, 1 when the last load is under way, 3 after the wait for the kernel before, 4 after the scores
+#define TG 0    // the next kernel may start: 0 at once, 1 when the last load is under way, 3 after the wait for the kernel before, 4 after the scores, 5 after P
 #endif
 #ifndef GT
 #define GT 0    // n: loads wait until the block of the kernel before on this multiprocessor has used n pages of V (a hint, and only when `turn` follows its turn)
@@ -29,9 +29,6 @@
 #ifndef MS
 #define MS 0    // partial results travel: 0 as (value, value, value, flag) words in L2 that their reader polls, 1 within a cluster of 16 through distributed shared memory
 #endif
-#ifndef PO
-#define PO 0    // nanoseconds a poll that found nothing pauses
-#endif
 #ifndef BL
 #define BL 2    // blocks a multiprocessor
 #endif
@@ -47,7 +44,6 @@ constexpr int G=4,LT=64,CH=512,TB=LT*256,SP=CH+8,UN=12,QS=136,VW=G*43,RW=352;   
 __device__ __forceinline__ void st16(void*p,float4 v){asm volatile("{.reg .b64 a,b; .reg .b128 c; mov.b64 a,{%1,%2}; mov.b64 b,{%3,%4}; mov.b128 c,{a,b}; st.relaxed.gpu.global.b128 [%0],c;}"::"l"(p),"f"(v.x),"f"(v.y),"f"(v.z),"f"(v.w):"memory");}
 __device__ __forceinline__ float4 ld16(const void*p){float4 v; asm volatile("{.reg .b64 a,b; .reg .b128 c; ld.relaxed.gpu.global.b128 c,[%4]; mov.b128 {a,b},c; mov.b64 {%0,%1},a; mov.b64 {%2,%3},b;}":"=f"(v.x),"=f"(v.y),"=f"(v.z),"=f"(v.w):"l"(p):"memory"); return v;}
 __device__ __forceinline__ int ldacq(const int*p){int v; asm volatile("ld.acquire.gpu.global.s32 %0,[%1];":"=r"(v):"l"(p):"memory"); return v;}
-__device__ __forceinline__ bool mb_test(u32 b,u32 ph){u32 x; asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared.b64 p,[%1],%2; selp.u32 %0,1,0,p;}":"=r"(x):"r"(b),"r"(ph):"memory"); return __all_sync(~0u,x);}
 __device__ __forceinline__ int ldrel(const int*p){int v; asm volatile("ld.relaxed.gpu.global.s32 %0,[%1];":"=r"(v):"l"(p):"memory"); return v;}
 __device__ __forceinline__ void strel(int*p,int v){asm volatile("st.relaxed.gpu.global.s32 [%0],%1;"::"l"(p),"r"(v):"memory");}
 __device__ __forceinline__ u32 smid(){u32 v; asm("mov.u32 %0,%%smid;":"=r"(v)); return v;}
@@ -56,7 +52,7 @@ __device__ __forceinline__ void ldsm(u32(&a)[4],u32 ad){asm volatile("ldmatrix.s
 __device__ __forceinline__ float pow2(float d){return __int_as_float((__float_as_int(fmaxf(d,-127.f)+12582912.f)+127)<<23);}
 __device__ __forceinline__ void gwait(){asm volatile("griddepcontrol.wait;":::"memory");}
 __device__ __forceinline__ void gnext(){asm volatile("griddepcontrol.launch_dependents;":::"memory");}
-// dynamic shared memory: 1024 + NS*TB + 15*1024. Launched: 256 threads, thread 0 also issues the loads. Resident: 288, the ninth warp does.
+// dynamic shared memory: 1024 + NS*TB + 16*1024. Launched: 256 threads, thread 0 also issues the loads. Resident: 288, the ninth warp does.
 extern "C" __global__ void __launch_bounds__(RS?288:256,BL) attn_few(const bf*Q,const unsigned char*K,const unsigned char*V,bf*O,const int*units,int U,int HQ,int HKV,float scale,float4*msg,int*count,int maxch,
     const u64*ptrs,int calls,   // resident: Q, K, V, O of every call
     int turn   // of consecutive launches: consecutive; 0: no gate
@@ -65,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(RS?288:256,BL) attn_few(const bf*Q,
 #endif
 ){
   extern __shared__ unsigned char raw[]; unsigned char*ring=(unsigned char*)(((size_t)raw+1023)&~(size_t)1023);
-  float4*mv=(float4*)(ring+NS*TB); bf*sp=(bf*)(mv+RW),*zero=sp+4*SP,*sink=zero+8,*qs=sink+8; float*tx=(float*)(qs+4*QS),*so=tx+128,*sms=so+VW*3; int*un=(int*)(sms+8); const u32 full=sm(un+UN),empty=full+8*NS,got=empty+8*NS;
+  float4*mv=(float4*)(ring+NS*TB); bf*sp=(bf*)(mv+RW),*zero=sp+4*SP,*sink=zero+8,*qs=sink+8; float*tx=(float*)(qs+4*QS),*sa=tx+128,*so=sa+16,*sms=so+VW*3; float4*ab=(float4*)(sms+20); int*un=(int*)(sms+8); const u32 full=sm(ab+G*32),empty=full+8*NS,got=empty+8*NS;
   const int w=threadIdx.x>>5,l=threadIdx.x&31,g=l>>2,q=l&3; int call=0;
 #if RS
   int it=0;   // loads of the calls before
@@ -165,79 +161,82 @@ extern "C" __global__ void __launch_bounds__(RS?288:256,BL) attn_few(const bf*Q,
       for(int k=0;k<8;k++){ const int h=k>>1&1,e=k%2*2; if(!e&&k<6) ldsm(qf[!h],qa+(k/2+1)*qstep); mma16816(d[2],kf[0][k],qf[h][e],qf[h][e+1]); mma16816(d[3],kf[1][k],qf[h][e],qf[h][e+1]); }
       mask(2); }
     ST(5)
-    #pragma unroll
-    for(int m=0;m<4;m++){ float a=fmaxf(d[m][0],d[m][2]),b=fmaxf(d[m][1],d[m][3]);
+    // Maxima of this warp's keys: each exchange halves what a lane holds, until it is one (tile, head).
+    { const bool hi=q>>1,g0=g&1,g1=g&2; float x[2][2],y[2];
       #pragma unroll
-      for(int x=4;x<32;x*=2){ a=fmaxf(a,__shfl_xor_sync(~0u,a,x)); b=fmaxf(b,__shfl_xor_sync(~0u,b,x)); }
-      if(l<2){ tx[(l*8+m)*8+w]=a; tx[(l*8+4+m)*8+w]=b; } }
+      for(int t=0;t<2;t++)
+        #pragma unroll
+        for(int h=0;h<2;h++){ float u=fmaxf(d[t][h],d[t][h+2]),v=__shfl_xor_sync(~0u,fmaxf(d[t+2][h],d[t+2][h+2]),2); x[t][h]=hi?v:u; }
+      #pragma unroll
+      for(int t=0;t<2;t++) y[t]=fmaxf(g0?x[t][1]:x[t][0],__shfl_xor_sync(~0u,g0?x[t][0]:x[t][1],4));
+      float z=fmaxf(g1?y[1]:y[0],__shfl_xor_sync(~0u,g1?y[0]:y[1],8)); z=fmaxf(z,__shfl_xor_sync(~0u,z,16));
+      if(l<16) tx[(((q&1)*2+g0)*4+hi*2+(g1?1:0))*8+w]=z; }
     bar(); if(!RS&&TG==4) gnext();
 #if !RS
     pump(min(all,NS+nl),NS);   // every page of K has been read
 #endif
-    float al[2][4],N[2][4],M[2];   // this thread's heads: (q & 1) * 2 and the next
-    #pragma unroll
-    for(int h=0;h<2;h++){ M[h]=-INFINITY;
-      #pragma unroll
-      for(int t=0;t<4;t++) if(t<nt){ const float4*p=(const float4*)(tx+(((q&1)*2+h)*4+t)*8); float4 a=p[0],b=p[1]; float T=fmaxf(fmaxf(fmaxf(a.x,a.y),fmaxf(a.z,a.w)),fmaxf(fmaxf(b.x,b.y),fmaxf(b.z,b.w)));
-          N[h][t]=fmaxf(M[h],rint_(T*scale)); al[h][t]=ex2(M[h]-N[h][t]); M[h]=N[h][t]; } else N[h][t]=al[h][t]=0; }
+    float N; { const int t=l>>1&3; float4 x=*(const float4*)(tx+l*4); N=fmaxf(fmaxf(x.x,x.y),fmaxf(x.z,x.w)); N=fmaxf(N,__shfl_xor_sync(~0u,N,1)); N=t<nt?rint_(N*scale):-INFINITY;   // lane 8 * head + 2 * tile
+      float u=__shfl_up_sync(~0u,N,2); if(t>=1) N=fmaxf(N,u); u=__shfl_up_sync(~0u,N,4); if(t>=2) N=fmaxf(N,u);
+      u=__shfl_up_sync(~0u,N,2); if(w==0&&!(l&1)){ sa[t*4+(l>>3)]=pow2((t?u:-INFINITY)-N); if(t==3) sms[(l>>3)*2]=N; } }
     #pragma unroll
     for(int m=0;m<4;m+=2){ u32 p[4];
       #pragma unroll
-      for(int i=0;i<4;i++){ int t=m+i/2,e=i%2*2; p[i]=pack(ex2(fmaf(d[t][e],scale,-N[0][t])),ex2(fmaf(d[t][e+1],scale,-N[1][t]))); }
+      for(int i=0;i<4;i++){ int t=m+i/2,e=i%2*2; float n0=__shfl_sync(~0u,N,(q&1)*16+2*t),n1=__shfl_sync(~0u,N,(q&1)*16+8+2*t); p[i]=pack(ex2(fmaf(d[t][e],scale,-n0)),ex2(fmaf(d[t][e+1],scale,-n1))); }
       u32 ad=(l&7)<G?sm(sp+(l&7)*SP+((m+(l>>4))*8+w)*16+((l>>3)&1)*8):sm(sink);
       asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0],{%1,%2,%3,%4};"::"r"(ad),"r"(p[0]),"r"(p[1]),"r"(p[2]),"r"(p[3]):"memory"); }
-    bar(); ST(6)
+    bar(); ST(6) if(!RS&&TG==5) gnext();
     float o[4]={0,0,0,0},L[4]={0,0,0,0}; const u32 ones[4]={0x3f803f80u,0x3f803f80u,0x3f803f80u,0x3f803f80u};
-    u32 va[2][4][4]; const u32 vo=(w>>2)*LT*128+((l&7)+(l>>4)*8)*128+((((w&3)*2+((l>>3)&1))^(l&7))<<4);
-    const u32 pa=(l&7)<G?sm(sp+(l&7)*SP+(l>>3)*8):sm(zero); const int step=(l&7)<G?64:0; int s=(it+nl)%NS,ph=((it+nl)/NS)&1;   // the slot of page j, its phase
-    auto ldv=[&](int s,u32(&a)[4][4]){ const u32 base=sm(ring)+s*TB+vo;
+    u32 va[4][4],p[2][4]; const u32 vo=sm(ring)+(w>>2)*LT*128+((l&7)+(l>>4)*8)*128+((((w&3)*2+((l>>3)&1))^(l&7))<<4); const int step=(l&7)<G?64:0;
+    u32 pa=(l&7)<G?sm(sp+(l&7)*SP+(l>>3)*8):sm(zero); int s=(it+nl)%NS,ph=((it+nl)/NS)&1;   // the slot of the next page, its phase
+    auto ldv=[&](int k,u32 base){ asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3},[%4];":"=r"(va[k][0]),"=r"(va[k][1]),"=r"(va[k][2]),"=r"(va[k][3]):"r"(base+k*2048)); };
+    auto freed=[&]{ __syncwarp(); if(l==0) mb_arrive(empty+8*s); if(++s==NS){ s=0; ph^=1; } };
+    if(nl>0){ mb_wait(full+8*s,ph);
       #pragma unroll
-      for(int k=0;k<4;k++) asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3},[%4];":"=r"(a[k][0]),"=r"(a[k][1]),"=r"(a[k][2]),"=r"(a[k][3]):"r"(base+k*2048)); };
-    auto times=[&](int j,u32(&a)[4][4],u32(&b)[4][4]){ u32 p[2][4]; ldsm(p[0],pa+2*j*step); ldsm(p[1],pa+(2*j+1)*step);
-      const int s1=s+1==NS?0:s+1,ph1=s1?ph:ph^1; const bool next=j+1<nl&&mb_test(full+8*s1,ph1); if(next) ldv(s1,b);   // the next page, if it is here, while this one is multiplied
+      for(int k=0;k<4;k++) ldv(k,vo+s*TB);
+      ldsm(p[0],pa); ldsm(p[1],pa+step); freed(); }
+    #pragma unroll 1
+    for(int j=0;j<nl;j++){ if(j+1<nl) mb_wait(full+8*s,ph);   // a rolled loop: code met for the first time is slow
+      if(j&&j%2==0){ float2 x=*(const float2*)(sa+j*2+(q&1)*2); o[0]*=x.x;o[1]*=x.y;o[2]*=x.x;o[3]*=x.y;L[0]*=x.x;L[1]*=x.y;L[2]*=x.x;L[3]*=x.y; }
+      const u32 base=vo+s*TB; pa+=2*step;   // after the last page what is read is not used
       #pragma unroll
-      for(int k=0;k<4;k++){ mma16816(o,a[k],p[k/2][k%2*2],p[k/2][k%2*2+1]); mma16816(L,ones,p[k/2][k%2*2],p[k/2][k%2*2+1]); }
-      __syncwarp(); if(l==0) mb_arrive(empty+8*s);
+      for(int k=0;k<4;k++){ mma16816(o,va[k],p[k/2][k%2*2],p[k/2][k%2*2+1]); mma16816(L,ones,p[k/2][k%2*2],p[k/2][k%2*2+1]); ldv(k,base); if(k&1) ldsm(p[k/2],pa+k/2*step); }
+      if(j+1<nl) freed();
 #if !RS
-      if(j>0) pump(min(all,NS+nl+j),NS);
+      pump(min(all,NS+nl+j+1),NS);
       if(TG==1&&threadIdx.x==0&&(j==2||j==nl-1)) gnext();
       if(GT&&threadIdx.x==0&&(j==GT-1||j==nl-1)) strel(count+2+smid(),turn);
 #endif
-      s=s1; ph=ph1; if(j+1<nl&&!next){ mb_wait(full+8*s,ph); ldv(s,b); } };
-    if(nl>0){ mb_wait(full+8*s,ph); ldv(s,va[0]); }
-    #pragma unroll
-    for(int t=0;t<4;t++) if(t<nt){
-      if(t){ float x=al[0][t],y=al[1][t]; o[0]*=x;o[1]*=y;o[2]*=x;o[3]*=y;L[0]*=x;L[1]*=y;L[2]*=x;L[3]*=y; }
-      times(2*t,va[0],va[1]); if(2*t+1<nl) times(2*t+1,va[1],va[0]); }
+    }
     ST(7)
     if(q<2){
       #pragma unroll
       for(int e=0;e<4;e++) so[(q*2+(e&1))*129+w*16+g+(e>>1)*8]=o[e];
-      if(w==0&&g==0) *(float4*)(sms+q*4)=make_float4(M[0],L[0],M[1],L[1]); }
+      if(w==0&&g==0){ sms[q*4+1]=L[0]; sms[q*4+3]=L[1]; } }
     bar();
     auto word=[&](int i){ return i<VW?make_float4(so[i*3],so[i*3+1],so[i*3+2],1.f):make_float4(sms[(i-VW)*2],sms[(i-VW)*2+1],0.f,1.f); };
     ST(8)
+#define STEP i+=256; if(i>=nch*per) break; r=i/per; j=i%per;
     // Word i of a chunk's message: j = i % per for block i / per. Its reader clears the flag; the next call writes only after this one.
     if(MS){ asm volatile("barrier.cluster.wait.acquire;":::"memory"); if(nl<=0) return;
-      for(int i=threadIdx.x,r=i0,j=j0;i<nch*per;i+=256,r=i/per,j=i%per){ const int x=j<ww?r*ww+j:VW+j-ww; if(j<ww&&x>=VW) continue; float4 v=word(x); u32 a,b;
+      for(int i=threadIdx.x,r=i0,j=j0;i<nch*per;){ const int x=j<ww?r*ww+j:VW+j-ww; if(j>=ww||x<VW){ float4 v=word(x); u32 a,b;
         asm volatile("mapa.shared::cluster.u32 %0,%1,%2;":"=r"(a):"r"(sm(mv+c*per+j)),"r"(r)); asm volatile("mapa.shared::cluster.u32 %0,%1,%2;":"=r"(b):"r"(got),"r"(r));
-        asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0],{%1,%2,%3,%4},[%5];"::"r"(a),"f"(v.x),"f"(v.y),"f"(v.z),"f"(v.w),"r"(b):"memory"); }
-      mb_wait(got,0); }
+        asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0],{%1,%2,%3,%4},[%5];"::"r"(a),"f"(v.x),"f"(v.y),"f"(v.z),"f"(v.w),"r"(b):"memory"); } STEP }
+      mb_wait(got,0); bar(); }
     else { float4*pt=msg+(size_t)(seq*HKV+hk)*maxch*RW;
-      for(int i=threadIdx.x,r=i0,j=j0;i<nch*per;i+=256,r=i/per,j=i%per){ const int x=j<ww?r*ww+j:VW+j-ww; if(r!=c&&(j>=ww||x<VW)) st16(pt+c*RW+i,word(x)); }
-      for(int i=threadIdx.x,k=i0,j=j0;i<nch*per;i+=256,k=i/per,j=i%per){ const int x=j<ww?c*ww+j:VW+j-ww; if(j<ww&&x>=VW) continue;
-        float4 v; if(k==c) v=word(x); else { float4*p=pt+k*RW+c*per+j; while((v=ld16(p)).w==0.f) if(PO) __nanosleep(PO); st16(p,make_float4(0,0,0,0)); }
-        mv[i]=v; }
+      for(int i=threadIdx.x,r=i0,j=j0;i<nch*per;){ const int x=j<ww?r*ww+j:VW+j-ww; if(r!=c&&(j>=ww||x<VW)) st16(pt+c*RW+i,word(x)); STEP }
+      for(int i=threadIdx.x,r=i0,j=j0;i<nch*per;){ const int x=j<ww?c*ww+j:VW+j-ww; if(j>=ww||x<VW){
+        float4 v; if(r==c) v=word(x); else { float4*p=pt+r*RW+c*per+j; do v=ld16(p); while(v.w==0.f); st16(p,make_float4(0,0,0,0)); }
+        mv[i]=v; } STEP }
       ST(9) bar(); }
     ST(10)
-    for(int j=threadIdx.x;j<3*ww;j+=256){ const int x=c*ww+j/3,h=x/43,dim=x%43*3+j%3; if(x<VW&&dim<128){ float Mt=-INFINITY,Lt=0,y=0; const float*vp=(const float*)(mv+j/3)+j%3; const float2*mp=(const float2*)(mv+ww+h);
-        auto fold=[&](float2 z,float v){ float Nn=fmaxf(Mt,z.x),a=pow2(Mt-Nn),b=pow2(z.x-Nn); Lt=fmaf(z.y,b,Lt*a); y=fmaf(v,b,y*a); Mt=Nn; };
-        if(nch==16){ float2 z[16]; float v[16];
-          #pragma unroll
-          for(int k=0;k<16;k++){ z[k]=mp[k*per*2]; v[k]=vp[k*per*4]; }
-          #pragma unroll
-          for(int k=0;k<16;k++) fold(z[k],v[k]); }
-        else for(int k=0;k<nch;k++) fold(mp[k*per*2],vp[k*per*4]);
+    if(w<G){ float2 z=l<nch?((const float2*)(mv+l*per+ww+w))[0]:make_float2(-INFINITY,0.f); float N=z.x,u;   // a lane a chunk (32 at most), a warp a head: the two factors of every merge
+      #pragma unroll
+      for(int x=1;x<32;x*=2){ u=__shfl_up_sync(~0u,N,x); if(l>=x) N=fmaxf(N,u); }
+      u=__shfl_up_sync(~0u,N,1); ab[w*32+l]=make_float4(pow2((l?u:-INFINITY)-N),pow2(z.x-N),z.y,0.f); }
+    bar();
+    for(int j=threadIdx.x;j<3*ww;j+=256){ const int x=c*ww+j/3,h=x/43,dim=x%43*3+j%3; if(x<VW&&dim<128){ float Lt=0,y=0; const float*vp=(const float*)(mv+j/3)+j%3;
+        #pragma unroll 4
+        for(int k=0;k<nch;k++){ float4 z=ab[h*32+k]; Lt=fmaf(z.z,z.y,Lt*z.x); y=fmaf(vp[k*per*4],z.y,y*z.x); }
         O[((size_t)seq*HQ+hk*G+h)*128+dim]=(bf)pack(y*(1.f/Lt),0.f); } }
     ST(11)
     if(RS){ bar(); if(threadIdx.x==0){ if(call+1<calls) asm volatile("red.release.gpu.global.add.s32 [%0],1;"::"l"(count):"memory");

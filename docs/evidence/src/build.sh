@@ -7,5 +7,6 @@ var() { kind=$1; src=$2; tag=$3; flags=$(echo "$tag" | sed 's/\([A-Z][A-Z]\)\([0
 [ -n "$ONLY" ] || { cc probe.cu probe; cc attn_ref.cu ref; cc chain_ref.cu chain_ref; }
 for t in $PREFILL; do var p attn_prefill.cu "$t"; done
 for t in $DECODE; do var d attn_decode.cu "$t"; done
+for t in $FEW; do var f attn_few.cu "$t"; done
 for t in $CMMA; do var cm chain_mma.cu "$t"; done
 for t in $CWG; do var cw chain_wg.cu "$t"; done

@@ -27,7 +27,7 @@ class Plan:
 
 class Variant:
     def __init__(self, path):
-        self.p = tag(path); self.m = Module(path); self.smem = 1024 + self.p["NS"] * 16384 + 15360; self.tm = "/t_" in path
+        self.p = tag(path); self.m = Module(path); self.smem = 1024 + self.p["NS"] * 16384 + 16384; self.tm = "/t_" in path
 
     def __call__(self, pl, q, k, v, o, pdl, ptrs=None, calls=1, tm=None, turn=0):
         p = self.p; grid = pl.U if p["MS"] or p["RS"] else max(pl.U, 132)
@@ -90,7 +90,7 @@ def chain(ins): return addr(*sum(([ins[i][0] if i == 0 else ins[i - 1][3], ins[i
 
 def clusters():
     f = Module(sorted(glob.glob(f"{D}/f_*.cubin"))[0]).attn_few; out = {}
-    for smem in (1024 + 6 * 16384 + 15360, 220000):
+    for smem in (1024 + 6 * 16384 + 16384, 220000):
         ck(cu.cuFuncSetAttribute(f.h, 8, smem)); ck(cu.cuFuncSetAttribute(f.h, 14, 1))
         for n in (2, 4, 8, 16):
             at = (_Attr * 1)(); at[0].id = 4; at[0].val[0] = n; at[0].val[1] = at[0].val[2] = 1; cfg = _Cfg(n, 1, 1, 256, 1, 1, smem, None, at, 1); v = C.c_int()
@@ -100,7 +100,7 @@ def clusters():
 
 def stamps(f, ins, pdl, t):
     pl = Plan([t], False); L = len(ins); tms = torch.zeros(L, 132, 16, dtype=torch.int64, device="cuda")
-    if f.p["RS"]: tms = torch.zeros(L, 128, 16, dtype=torch.int64, device="cuda"); f(pl, *ins[0], False, chain(ins), L, tms); f(pl, *ins[0], False, chain(ins), L, tms); torch.cuda.synchronize()
+    if f.p["RS"]: tms = torch.zeros(L, pl.U, 16, dtype=torch.int64, device="cuda"); f(pl, *ins[0], False, chain(ins), L, tms); f(pl, *ins[0], False, chain(ins), L, tms); torch.cuda.synchronize()
     else:
         s = torch.cuda.Stream(); s.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(s):
@@ -110,7 +110,7 @@ def stamps(f, ins, pdl, t):
             for i, x in enumerate(ins): f(pl, *x, pdl, tm=tms[i], turn=i + 1)
         for _ in range(3): g.replay()
         torch.cuda.synchronize()
-    T = tms.cpu().numpy().astype(np.float64)[6:-2]; T[T == 0] = np.nan; end = np.nanmax(T[:, :, 15], 1); out = {}
+    T = tms.cpu().numpy().astype(np.float64)[6:-2]; T = np.where(T == 0, np.nan, T)[:, :pl.U]; end = np.nanmax(T[:, :, 15], 1); out = {}
     m = lambda x: [round(float(np.median([fn(c) for c in x]))) for fn in (np.nanmin, np.nanmedian, np.nanmax)]
     for j, nm in ((2, "before the wait"), (4, "K here"), (5, "scores"), (6, "P"), (7, "PV"), (8, "staged"), (9, "received"), (10, "all received"), (11, "merged"), (14, "end")): out[nm] = m(T[:, :, j] - T[:, :, 3])
     ns = {nm: m(T[1:, :, j] - end[:-1, None]) for j, nm in ((13, "start"), (12, "before the wait"), (1, "wait over"), (15, "end")) if not np.isnan(T[:, :, j]).all()}
@@ -129,7 +129,7 @@ todo = [n for n in vs if "error" not in R[n] and not any(k.startswith("us") for 
 shapes = ((1, 8192), (1, 4096), (8, 2048))
 for n, t in shapes:
     ins = inputs(n, t, 36 if n == 1 else 16); pt = chain(ins)
-    for turn in range(2):
+    for turn in range(4):
         for nm in todo:
             f = Variant(vs[nm]); pl = Plan([t] * n, f.p["MS"])
             if f.p["RS"]:

@@ -289,13 +289,19 @@ pub struct CheckArgs {
 #[command(after_help = "Examples:\n  \
     blocklock bench\n  \
     blocklock bench --sequences 1,4 --prompt-tokens 128 --max-tokens 32 --repeats 5\n  \
-    blocklock bench --protection invariant --json\n\n\
+    blocklock bench --protection invariant --json\n  \
+    blocklock bench --protection none,isolated,rows,pack,invariant --beside 0,3,7 --prompt-tokens 128\n\n\
     Protections are interleaved, repeat by repeat; figures are medians. Prompts are random token ids.")]
 pub struct BenchArgs {
     /// Sequences at once, one row each
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,8,16",
           value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub sequences: Vec<u32>,
+    /// Measure one request of each protection beside this many unprotected ones instead: what its protection costs it,
+    /// and what it costs them; 0 is alone
+    #[arg(long, value_name = "LIST", value_delimiter = ',', conflicts_with = "sequences",
+          value_parser = clap::value_parser!(u32).range(0..=1023))]
+    pub beside: Vec<u32>,
     /// Prompt tokens of each
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub prompt_tokens: u32,

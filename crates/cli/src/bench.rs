@@ -5,7 +5,7 @@ use crate::certificates::Certificates;
 use crate::output::{self, note};
 use crate::session::{KvNeed, Opened, Session};
 use crate::settings::Settings;
-use crate::{Outcome, progress};
+use crate::{Outcome, bench_beside, progress};
 use anyhow::{Context, Result, bail};
 use audit::{median, random_prompt};
 use device::BLOCK_TOKENS;
@@ -71,7 +71,11 @@ pub fn run(global: &Global, args: &BenchArgs) -> Result<Outcome> {
             prompt + new
         );
     }
-    let most = args.sequences.iter().copied().max().unwrap_or(1) as usize;
+    let at_once = match args.beside.is_empty() {
+        true => args.sequences.clone(),
+        false => args.beside.iter().map(|n| n + 1).collect(),
+    };
+    let most = at_once.iter().copied().max().unwrap_or(1) as usize;
     let blocks = most * (prompt + new).div_ceil(BLOCK_TOKENS);
     let allowed = opened.kv_blocks()?;
     if blocks > allowed {
@@ -90,6 +94,25 @@ pub fn run(global: &Global, args: &BenchArgs) -> Result<Outcome> {
         false => KvNeed::Blocks(blocks),
     };
     let session = opened.start_timed(&protections, need)?;
+    if !global.quiet && !global.json {
+        note(&format!(
+            "{}: {prompt} prompt tokens, {new} new, {} repeats, {} threads",
+            session.name(),
+            args.repeats,
+            settings.threads.value
+        ));
+    }
+    if !args.beside.is_empty() {
+        let plan = bench_beside::Plan {
+            protections,
+            beside: args.beside.iter().map(|&n| n as usize).collect(),
+            prompt,
+            new,
+            repeats: args.repeats as usize,
+        };
+        bench_beside::run(global, &settings, &session, &plan)?;
+        return Ok(Outcome::Done);
+    }
     let mut config = settings.engine();
     let mut certificates = Certificates::new(&session);
     for &protection in &protections {
@@ -99,14 +122,6 @@ pub fn run(global: &Global, args: &BenchArgs) -> Result<Outcome> {
             .locked
             .equivariant
             .extend(shared.map(|c| (protection, c.geometry)));
-    }
-    if !global.quiet && !global.json {
-        note(&format!(
-            "{}: {prompt} prompt tokens, {new} new, {} repeats, {} threads",
-            session.name(),
-            args.repeats,
-            settings.threads.value
-        ));
     }
     let total = args.sequences.len() * args.repeats as usize * protections.len();
     let bar = progress::bar(global, total as u64);

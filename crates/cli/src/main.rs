@@ -4,6 +4,7 @@
 mod args;
 mod batch;
 mod bench;
+mod bench_beside;
 mod certificates;
 mod check;
 mod download;

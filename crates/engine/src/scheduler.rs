@@ -8,7 +8,7 @@
 
 use crate::engine::Engine;
 use crate::kv::blocks_for;
-use crate::protections::{Capabilities, Work};
+use crate::protections::{Capabilities, Slot, Work};
 use crate::request::{Event, RequestId};
 use crate::sequence::Sequence;
 use device::{BLOCK_TOKENS, BlockId};
@@ -17,24 +17,19 @@ impl Engine {
     /// Admits, preempts, gives out blocks; returns how many tokens each request computes now.
     pub(crate) fn schedule(&mut self) -> Vec<(RequestId, usize)> {
         self.grow();
-        let mut budget = self.config.token_budget;
         let (ready, begun): (Vec<&Sequence>, Vec<&Sequence>) =
             self.running.values().partition(|s| s.remaining() == 1);
         let paused = self.riders_pause();
         let runs = |s: &&Sequence| !(paused && self.capabilities(s).rides);
         let mut shares: Vec<(RequestId, usize)> =
             ready.into_iter().filter(runs).map(|s| (s.id, 1)).collect();
-        budget -= shares.len();
-        let decodes = shares.len();
+        let mut room = Room::new(self.config.token_budget - shares.len(), self.planners.len());
         for sequence in begun.into_iter().filter(runs) {
-            let share = self.share(sequence, budget, shares.len() == decodes);
-            if share > 0 {
-                shares.push((sequence.id, share));
-                budget = budget.saturating_sub(share) + self.free_rows(sequence, share);
-            }
+            let share = self.share(sequence, &mut room);
+            shares.extend((share > 0).then_some((sequence.id, share)));
         }
         // A request that `grow` preempted heads the queue and does not fit: what it gave up is partly taken.
-        while budget > 0 && self.running.len() < self.config.max_running {
+        while room.is_left() && self.running.len() < self.config.max_running {
             let Some(id) = self.admit_next() else {
                 break;
             };
@@ -42,11 +37,8 @@ impl Engine {
             if paused && self.capabilities(sequence).rides {
                 continue;
             }
-            let share = self.share(sequence, budget, shares.len() == decodes);
-            if share > 0 {
-                shares.push((id, share));
-                budget = budget.saturating_sub(share) + self.free_rows(sequence, share);
-            }
+            let share = self.share(sequence, &mut room);
+            shares.extend((share > 0).then_some((id, share)));
         }
         shares
     }
@@ -65,30 +57,44 @@ impl Engine {
         !self.time.is_multiple_of(every as u64)
     }
 
-    /// Rows that a prompt's launches compute whether or not anybody takes them: budget for neighbours.
-    fn free_rows(&self, sequence: &Sequence, share: usize) -> usize {
-        let work = Work {
-            rows: share,
-            length: sequence.computed + share,
-            prompt: sequence.prompt_len,
-        };
-        let launches = self.planners[sequence.planner].1.plan(&[work]);
-        let slots = launches.iter().flat_map(|l| &l.slots);
-        slots.map(|s| s.rows).sum()
-    }
-
-    /// Tokens of `sequence` in this step, out of `budget`; `first`: no other prompt is in the step yet.
-    fn share(&self, sequence: &Sequence, budget: usize, first: bool) -> usize {
-        let remaining = sequence.remaining();
-        if self.planners[sequence.planner].1.capabilities().chunkable {
-            remaining
-                .min(budget)
-                .min(self.config.chunk.unwrap_or(usize::MAX))
-        } else if first || remaining <= budget {
-            remaining
-        } else {
-            0
+    /// Tokens of a prompt in this step. What rides takes rows that locked launches compute anyway, or else budget; a
+    /// locked prompt pays for its launch whole, and if it is the step's first prompt it runs whatever that costs.
+    fn share(&self, sequence: &Sequence, room: &mut Room) -> usize {
+        let (index, remaining) = (sequence.planner, sequence.remaining());
+        let planner = &self.planners[index].1;
+        if planner.capabilities().chunkable {
+            let remaining = remaining.min(self.config.chunk.unwrap_or(usize::MAX));
+            if planner.capabilities().rides
+                && let Some(rows) = room.slot()
+            {
+                let share = remaining.min(rows);
+                room.take_slot(share);
+                room.first = false;
+                return share;
+            }
+            let share = remaining.min(room.budget);
+            room.budget -= share;
+            room.first &= share == 0;
+            return share;
         }
+        let works = &mut room.works[index];
+        works.push(Work {
+            rows: remaining,
+            length: sequence.computed + remaining,
+            prompt: sequence.prompt_len,
+        });
+        let launches = planner.plan(works);
+        let rows = launches.iter().map(|l| l.rows).sum::<usize>();
+        let cost = rows - room.rows[index];
+        if !room.first && cost > room.budget {
+            works.pop();
+            return 0;
+        }
+        room.first = false;
+        room.budget = room.budget.saturating_sub(cost);
+        room.rows[index] = rows;
+        room.slots[index] = launches.into_iter().flat_map(|l| l.slots).collect();
+        remaining
     }
 
     /// A block for every running request that starts one with its next token, oldest first. Where none is left, the
@@ -170,5 +176,67 @@ impl Engine {
             self.pool.find(parent, key, sequence.block_tokens(index))
         };
         (0..blocks).map_while(hit).collect()
+    }
+}
+
+/// What is left of a step while its prompts are chosen.
+struct Room {
+    /// Rows that may still be computed.
+    budget: usize,
+    /// No prompt is in the step yet.
+    first: bool,
+    /// Prompts of locked protections, by planner, with the rows and free rows of their launches.
+    works: Vec<Vec<Work>>,
+    rows: Vec<usize>,
+    slots: Vec<Vec<Slot>>,
+    /// Slots for one that are taken, and rows of shared ones.
+    single_taken: usize,
+    shared_taken: usize,
+}
+
+impl Room {
+    fn new(budget: usize, planners: usize) -> Self {
+        Self {
+            budget,
+            first: true,
+            works: vec![Vec::new(); planners],
+            rows: vec![0; planners],
+            slots: vec![Vec::new(); planners],
+            single_taken: 0,
+            shared_taken: 0,
+        }
+    }
+
+    /// Whether another prompt may find something.
+    fn is_left(&self) -> bool {
+        self.budget > 0 || self.slot().is_some()
+    }
+
+    fn single(&self) -> Option<&Slot> {
+        let mut single = self.slots.iter().flatten().filter(|s| !s.shared);
+        single.nth(self.single_taken)
+    }
+
+    /// Rows that the next request that rides finds free.
+    fn slot(&self) -> Option<usize> {
+        let shared: usize = self
+            .slots
+            .iter()
+            .flatten()
+            .filter(|s| s.shared)
+            .map(|s| s.rows)
+            .sum();
+        match self.single() {
+            Some(slot) => Some(slot.rows),
+            None => Some(shared.saturating_sub(self.shared_taken)).filter(|&rows| rows > 0),
+        }
+    }
+
+    /// Takes `share` of the rows that [`Room::slot`] found.
+    fn take_slot(&mut self, share: usize) {
+        match self.single() {
+            Some(_) => self.single_taken += 1,
+            None => self.shared_taken += share,
+        }
     }
 }

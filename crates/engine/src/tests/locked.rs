@@ -462,9 +462,13 @@ fn neighbours_take_the_free_rows_and_are_paused_as_declared() {
         .collect();
     assert_eq!(
         taken,
-        // The budget is what the launch computes anyway: 64 + 128 rows.
-        [(0, 60), (64, 64), (128, 42)],
+        [(0, 60), (64, 64), (128, 64)],
         "neighbours fill the other rows"
+    );
+    assert_eq!(
+        plans[0].launches.len(),
+        1,
+        "its 192 rows are more than the budget of 64 as it is"
     );
     let launches = plans.iter().flat_map(|p| &p.launches);
     let decodes = launches.filter(|l| l.rows == 4).map(|l| l.segments.len());

@@ -73,6 +73,22 @@ fn flags_out_of_range() {
         &["--sequences"],
     );
     refused(
+        &["bench", "--model", TINY, "--beside", "5000"],
+        &["--beside", "5000"],
+    );
+    refused(
+        &[
+            "bench",
+            "--model",
+            TINY,
+            "--beside",
+            "1",
+            "--sequences",
+            "1",
+        ],
+        &["--beside", "--sequences"],
+    );
+    refused(
         &["bench", "--model", TINY, "--prompt-tokens", "50000"],
         &["50000", "16384"],
     );

@@ -114,6 +114,52 @@ fn check_takes_one_protection_and_a_prompt() {
 }
 
 #[test]
+fn bench_beside_measures_a_target_among_neighbours() {
+    let args = [
+        "bench",
+        "--model",
+        TINY,
+        "--protection",
+        "none,isolated,rows,pack,invariant",
+        "--beside",
+        "0,3",
+        "--prompt-tokens",
+        "64",
+        "--max-tokens",
+        "5",
+        "--repeats",
+        "1",
+    ];
+    let report = json(&[&args[..], &["--json"]].concat());
+    let cells = report["beside"].as_array().expect("cells");
+    assert_eq!(cells.len(), 10);
+    for cell in cells {
+        let alone = cell["neighbours"] == 0;
+        assert_eq!(cell["neighbours_last_ms"].is_null(), alone, "{cell}");
+        assert!(cell["last_token_ms"].as_f64() >= cell["first_token_ms"].as_f64());
+        assert!(cell["tokens_per_s"].as_f64() > Some(0.0));
+        assert!(cell["over_none"]["tokens_per_s"].as_f64() > Some(0.0));
+        assert_eq!(cell["waited_steps"], 0, "{cell}");
+        let filled = cell["filled"].as_f64().expect("a share");
+        // Rows of 64 for prompts of 64: alone one of four is full, then one of eight; beside three all four are.
+        match (cell["protection"].as_str(), alone) {
+            (Some("none" | "invariant"), _) => assert_eq!(filled, 1.0, "{cell}"),
+            (Some("rows"), true) => assert_eq!(filled, (64.0 + 4.0) / (256.0 + 32.0)),
+            (Some("rows"), false) => assert_eq!(filled, (256.0 + 16.0) / (256.0 + 32.0)),
+            _ => assert!(filled > 0.0 && filled <= 1.0, "{cell}"),
+        }
+    }
+    let none = cells.iter().filter(|c| c["protection"] == "none");
+    assert!(
+        none.into_iter()
+            .all(|c| c["over_none"]["last_token"] == 1.0)
+    );
+    let ran = run(&args);
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    assert!(ran.out.contains("rows filled"), "{}", ran.out);
+}
+
+#[test]
 fn bench_measures_every_cell() {
     let args = [
         "bench",

@@ -11,7 +11,7 @@ fn crowds(device: &str, prompt: usize) {
         "rows = 3\nrow_widths = [16, 80]\ndecode_rows = 5\npack_totals = [24, 112]\nkv_part = 64\n";
     let config = file(&folder, "c.toml", text);
     let ids: Vec<String> = (0..prompt).map(|i| (i * 37 % 512).to_string()).collect();
-    let report = json(&[
+    let ran = run(&[
         "check",
         "--device",
         device,
@@ -33,6 +33,7 @@ fn crowds(device: &str, prompt: usize) {
         "129",
         "--json",
     ]);
+    let report: Value = serde_json::from_str(&ran.out).expect("one JSON document");
     let protections = report["protections"].as_array().expect("a list");
     assert_eq!(protections.len(), 5);
     for p in protections {
@@ -47,7 +48,12 @@ fn crowds(device: &str, prompt: usize) {
             ),
         }
     }
-    assert_eq!(report["held"], true);
+    assert_eq!(
+        (&report["held"], ran.code),
+        (&true.into(), 0),
+        "{}",
+        ran.err
+    );
 }
 
 #[test]

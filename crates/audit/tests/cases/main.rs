@@ -40,6 +40,7 @@ mod parity;
 mod sampling;
 mod scoring;
 mod sizes;
+mod soak;
 mod support;
 mod windows;
 

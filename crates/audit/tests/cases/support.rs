@@ -71,6 +71,11 @@ pub fn windowed_host(window: usize, head_dim: usize) -> Host {
     load(&Arc::new(model.config()), &model.weights(), options)
 }
 
+/// A model on the CPU device, set up like this.
+pub fn host_of_options(model: &Model, options: CpuOptions) -> Host {
+    load(&model.config, &model.weights, options)
+}
+
 fn load(config: &Arc<ModelConfig>, weights: &Weights, options: CpuOptions) -> Host {
     let device = CpuDevice::load(Arc::clone(config), weights, options).expect("loads");
     Host::new(Box::new(device), ModelFacts::new(config, Profile::IeeeF32))

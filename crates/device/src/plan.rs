@@ -72,7 +72,9 @@ pub struct Segment {
 pub struct Launch {
     /// Kernel family.
     pub family: KernelFamily,
-    /// Rows of the buffer. Rows no segment covers are padding: computed where the geometry demands it, never read.
+    /// Rows of the buffer. Rows no segment covers are a dummy, isolated from everybody: products compute them where the
+    /// geometry demands it, attention masks them whole, and their keys and values stay in the launch's own scratch
+    /// buffers, never in the pool. Nothing reads them.
     pub rows: usize,
     /// How attention splits keys.
     pub kv_split: KvSplit,

@@ -240,6 +240,7 @@ impl Device for CpuDevice {
         if self.vendor {
             facts.push(fact("gemm", vendor::VERSION.into()));
             facts.push(fact("gemm-kernels", vendor::path().into()));
+            facts.push(fact("gemm-caches", vendor::caches()));
         }
         DeviceInfo {
             name: "cpu".into(),

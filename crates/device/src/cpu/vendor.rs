@@ -29,6 +29,13 @@ pub(crate) fn path() -> &'static str {
     }
 }
 
+/// The caches by which the crate blocks products, K included: bytes and ways of each level.
+pub(crate) fn caches() -> String {
+    let levels = gemm_common::cache::CACHE_INFO.iter();
+    let level = levels.map(|c| format!("{}/{}", c.cache_bytes, c.associativity));
+    level.collect::<Vec<_>>().join(" ")
+}
+
 /// `y[t·stride + 16·(unit − first)..] = x[t] · W` for `units` ≤ [`CHUNK_UNITS`] units and `rows` rows.
 ///
 /// # Safety

@@ -1,5 +1,5 @@
 //! `pack` (BlockLock-Pack): prompts packed end to end into a buffer of a fixed total, the target at its end; what
-//! neighbours leave free is padding that attends to nothing. The target then decodes alone, one row, and neighbours'
+//! neighbours leave free is an isolated dummy: it attends to nothing and its keys and values are kept nowhere. The target then decodes alone, one row, and neighbours'
 //! steps run between.
 
 use super::{

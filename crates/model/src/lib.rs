@@ -23,6 +23,7 @@ mod tokenizer_bytes;
 mod tokenizer_gguf;
 #[cfg(test)]
 mod tokenizer_real_tests;
+mod tokenizer_spm;
 #[cfg(test)]
 mod tokenizer_tests;
 pub mod weights;

@@ -1,10 +1,12 @@
-//! The tokenizer inside a GGUF file: `tokenizer.ggml.*` metadata, byte-level BPE ("gpt2") vocabularies.
+//! The tokenizer inside a GGUF file: `tokenizer.ggml.*` metadata, byte-level BPE ("gpt2") vocabularies and SentencePiece's
+//! ("llama").
 //!
 //! Source of the keys: the GGUF specification (ggml, docs/gguf.md). Pre-tokenizers are those of the models' own
 //! `tokenizer.json` files, which GGUF only names.
 
 use crate::gguf::{GgufFile, Metadata};
 use crate::tokenizer::{MAX_ID, SpecialIds, Tokenizer, TokenizerError, check_merge, one_line};
+use crate::tokenizer_spm;
 use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::normalizers::NFC;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
@@ -85,23 +87,14 @@ impl Tokenizer {
         };
 
         let model = text("tokenizer.ggml.model")?;
-        if model != "gpt2" {
+        if !["gpt2", "llama"].contains(&model) {
             return Err(TokenizerError::Unsupported {
                 what: "GGUF tokenizer model",
                 given: one_line(model),
-                supported: "gpt2",
+                supported: "gpt2, llama",
             });
         }
-        let pre = text("tokenizer.ggml.pre")?;
-        let pre = PRE_TOKENIZERS
-            .iter()
-            .find(|p| p.name == pre)
-            .ok_or_else(|| TokenizerError::Unsupported {
-                what: "GGUF pre-tokenizer",
-                given: one_line(pre),
-                supported: "smollm, llama-bpe, qwen2",
-            })?;
-
+        let sentence_piece = model == "llama";
         let tokens = strings("tokenizer.ggml.tokens")?;
         if tokens.len() > MAX_ID as usize {
             return Err(invalid(format!(
@@ -109,6 +102,28 @@ impl Tokenizer {
                 tokens.len()
             )));
         }
+        let types = metadata
+            .get_i32_array("tokenizer.ggml.token_type")
+            .map_err(|e| invalid(e.to_string()))?
+            .unwrap_or_default();
+        let types_fit = |optional: bool| {
+            if types.len() == tokens.len() || (optional && types.is_empty()) {
+                return Ok(());
+            }
+            Err(invalid(format!(
+                "it has {} tokens but {} token types",
+                tokens.len(),
+                types.len()
+            )))
+        };
+        if sentence_piece {
+            types_fit(false)?;
+        }
+        let spelled = match sentence_piece {
+            true => tokenizer_spm::spelled(tokens, &types),
+            false => Vec::new(),
+        };
+        let tokens = if sentence_piece { &spelled } else { tokens };
         let mut vocab = Vocab::default();
         for (id, token) in tokens.iter().enumerate() {
             if let Some(first) = vocab.insert(token.clone(), id as u32) {
@@ -117,39 +132,46 @@ impl Tokenizer {
                 )));
             }
         }
-        let mut merges = Vec::new();
-        for line in strings("tokenizer.ggml.merges")? {
-            let (a, b) = line
-                .split_once(' ')
-                .ok_or_else(|| invalid(format!("merge '{line}' is not two tokens")))?;
-            check_merge(a, b, |token| vocab.contains_key(token)).map_err(invalid)?;
-            merges.push((a.to_owned(), b.to_owned()));
-        }
-        let types = metadata
-            .get_i32_array("tokenizer.ggml.token_type")
-            .map_err(|e| invalid(e.to_string()))?
-            .unwrap_or_default();
-        if !types.is_empty() && types.len() != tokens.len() {
-            return Err(invalid(format!(
-                "it has {} tokens but {} token types",
-                tokens.len(),
-                types.len()
-            )));
-        }
-
-        let bpe = BPE::builder()
-            .vocab_and_merges(vocab, merges)
-            .ignore_merges(pre.ignore_merges)
-            .build()
-            .map_err(|e| invalid(e.to_string()))?;
-        let mut inner = tokenizers::Tokenizer::new(bpe);
-        if pre.nfc {
-            inner
-                .with_normalizer(Some(NormalizerWrapper::NFC(NFC)))
-                .map_err(|e| invalid(e.to_string()))?;
-        }
-        inner.with_pre_tokenizer(Some(pre.build().map_err(|e| invalid(e.to_string()))?));
-        inner.with_decoder(Some(ByteLevel::new(false, false, false)));
+        let (mut inner, add_bos) = if sentence_piece {
+            let flag = |key: &str| metadata.get_bool(key).map_err(|e| invalid(e.to_string()));
+            // What is put before a text and what of it is left out again on the way back is Llama 2's affair.
+            if flag("tokenizer.ggml.add_space_prefix")? != Some(false) {
+                return Err(TokenizerError::Unsupported {
+                    what: "GGUF tokenizer setting add_space_prefix",
+                    given: "true".into(),
+                    supported: "false",
+                });
+            }
+            let scores = metadata.get_f32_array("tokenizer.ggml.scores");
+            let scores = scores
+                .map_err(|e| invalid(e.to_string()))?
+                .unwrap_or_default();
+            if scores.len() != tokens.len() {
+                return Err(invalid(format!(
+                    "it has {} tokens but {} scores",
+                    tokens.len(),
+                    scores.len()
+                )));
+            }
+            let unknown = id("tokenizer.ggml.unknown_token_id")?;
+            let unknown = unknown.and_then(|id| tokens.get(id as usize));
+            let inner = tokenizer_spm::tokenizer(tokens, vocab, scores, &types, unknown);
+            (inner.map_err(invalid)?, true)
+        } else {
+            let pre = text("tokenizer.ggml.pre")?;
+            let pre = PRE_TOKENIZERS
+                .iter()
+                .find(|p| p.name == pre)
+                .ok_or_else(|| TokenizerError::Unsupported {
+                    what: "GGUF pre-tokenizer",
+                    given: one_line(pre),
+                    supported: "smollm, llama-bpe, qwen2",
+                })?;
+            let merges = strings("tokenizer.ggml.merges")?;
+            let inner = byte_level(pre, vocab, merges).map_err(invalid)?;
+            types_fit(true)?;
+            (inner, pre.add_bos)
+        };
         let added = |wanted: i32| {
             tokens
                 .iter()
@@ -169,7 +191,7 @@ impl Tokenizer {
             add_bos: metadata
                 .get_bool("tokenizer.ggml.add_bos_token")
                 .map_err(|e| invalid(e.to_string()))?
-                .or(Some(pre.add_bos)),
+                .or(Some(add_bos)),
         };
         for key in ["eos", "eot", "eom"] {
             ids.eos
@@ -185,6 +207,37 @@ impl Tokenizer {
         }
         Self::build(inner, ids, "the GGUF file")
     }
+}
+
+/// A byte-level tokenizer without its added tokens.
+fn byte_level(
+    pre: &PreTokenizer,
+    vocab: Vocab,
+    lines: &[String],
+) -> Result<tokenizers::Tokenizer, String> {
+    let text = |e: tokenizers::Error| e.to_string();
+    let mut merges = Vec::new();
+    for line in lines {
+        let (a, b) = line
+            .split_once(' ')
+            .ok_or_else(|| format!("merge '{line}' is not two tokens"))?;
+        check_merge(a, b, |token| vocab.contains_key(token))?;
+        merges.push((a.to_owned(), b.to_owned()));
+    }
+    let bpe = BPE::builder()
+        .vocab_and_merges(vocab, merges)
+        .ignore_merges(pre.ignore_merges)
+        .build()
+        .map_err(text)?;
+    let mut inner = tokenizers::Tokenizer::new(bpe);
+    if pre.nfc {
+        inner
+            .with_normalizer(Some(NormalizerWrapper::NFC(NFC)))
+            .map_err(text)?;
+    }
+    inner.with_pre_tokenizer(Some(pre.build().map_err(text)?));
+    inner.with_decoder(Some(ByteLevel::new(false, false, false)));
+    Ok(inner)
 }
 
 impl PreTokenizer {

@@ -1,6 +1,7 @@
 //! The real tokenizers and templates of Qwen3, Llama 3 and Gemma 3 beside what `transformers` makes of the same texts and
 //! conversations (scripts/make_chat_fixtures.py).
 
+use crate::gguf::{Array, Metadata, Value as Meta};
 use crate::tokenizer_bytes::StreamDecoder;
 use crate::{ChatTemplate, Message, RenderOptions, Tokenizer};
 use serde::Deserialize;
@@ -124,4 +125,78 @@ fn llama3_agrees_with_transformers() {
 fn gemma3_agrees_with_transformers() {
     let recorded = include_str!("../fixtures/gemma3_tokens.json");
     compare("gemma3", recorded, (Some(2), &[106, 1], true));
+}
+
+/// Gemma's vocabulary as converters put it into GGUF files: scores instead of merges, spaces in user-defined tokens, and
+/// unused tokens as special ones.
+fn as_gguf(json: &Value) -> Metadata {
+    let vocab = json["model"]["vocab"].as_object().unwrap();
+    let mut tokens = vec![String::new(); vocab.len()];
+    for (token, id) in vocab {
+        tokens[id.as_u64().unwrap() as usize].clone_from(token);
+    }
+    let mut types = vec![1; tokens.len()];
+    let mut scores: Vec<f32> = (0..tokens.len()).map(|id| -(id as f32)).collect();
+    for added in json["added_tokens"].as_array().unwrap() {
+        let id = added["id"].as_u64().unwrap() as usize;
+        let Some(token) = tokens.get_mut(id) else {
+            continue;
+        };
+        let control = added["special"] == true || token.starts_with("<unused");
+        types[id] = if control { 3 } else { 4 };
+        scores[id] = -1000.0;
+        if !control {
+            *token = token.replace('\u{2581}', " ");
+        }
+    }
+    for (token, kind) in tokens.iter().zip(&mut types) {
+        if token.len() == 6 && token.starts_with("<0x") {
+            *kind = 6;
+        }
+    }
+    let mut metadata = Metadata::default();
+    let mut set = |key: &str, value: Meta| {
+        metadata.0.insert(format!("tokenizer.ggml.{key}"), value);
+    };
+    set("model", Meta::Str("llama".into()));
+    set("pre", Meta::Str("default".into()));
+    set("tokens", Meta::Array(Array::Str(tokens)));
+    set("token_type", Meta::Array(Array::I32(types)));
+    set("scores", Meta::Array(Array::F32(scores)));
+    set("bos_token_id", Meta::U32(2));
+    set("eos_token_id", Meta::U32(1));
+    set("unknown_token_id", Meta::U32(3));
+    set("add_bos_token", Meta::Bool(true));
+    set("add_space_prefix", Meta::Bool(false));
+    metadata
+}
+
+#[test]
+fn gemma3_in_gguf_agrees_with_transformers() {
+    let Some(folder) = folder("gemma3") else {
+        println!(
+            "not run: gemma3's tokenizer is not on this machine (scripts/tokenizers.sh fetches it)"
+        );
+        return;
+    };
+    let json = std::fs::read(folder.join("tokenizer.json")).unwrap();
+    let metadata = as_gguf(&serde_json::from_slice(&json).unwrap());
+    let t = Tokenizer::from_gguf_metadata(&metadata).unwrap();
+    assert_eq!(
+        (t.bos(), t.add_bos(), t.vocab_size()),
+        (Some(2), true, 262_144)
+    );
+    assert_eq!(t.eos()[0], 1);
+    let recorded = include_str!("../fixtures/gemma3_tokens.json");
+    let recorded: Recorded = serde_json::from_str(recorded).unwrap();
+    for r in &recorded.texts {
+        assert_eq!(
+            t.encode(&r.text, true, true).unwrap(),
+            r.ids,
+            "{:?}",
+            r.text
+        );
+        let decoded = r.decoded.as_ref().unwrap_or(&r.text);
+        assert_eq!(&t.decode(&r.ids, false), decoded);
+    }
 }

@@ -168,11 +168,7 @@ fn what_cannot_be_read_is_refused_by_name() {
     let list =
         |items: &[&str]| Value::Array(Array::Str(items.iter().map(|s| s.to_string()).collect()));
     let cases = [
-        (
-            "model",
-            text("llama"),
-            "tokenizer model 'llama' is not supported",
-        ),
+        ("model", text("t5"), "tokenizer model 't5' is not supported"),
         (
             "pre",
             text("deepseek\nv3"),
@@ -281,6 +277,97 @@ fn json_files_are_completed_by_their_neighbours() {
             message.contains(expected) && !message.contains('\n'),
             "{message}"
         );
+    }
+}
+
+/// Bytes, three characters, what they join to (`▁ab` best by far), and a user-defined token of two spaces.
+fn sentence_piece() -> Metadata {
+    let mut tokens: Vec<String> = ["<eos>", "<bos>", "<unk>"].map(String::from).into();
+    tokens.extend((0..=255).map(|b| format!("<0x{b:02X}>")));
+    let pieces = ["▁", "a", "b", "▁a", "ab", "▁ab", "  "].map(String::from);
+    tokens.extend(pieces);
+    let mut types = vec![3; 3];
+    types.extend([6; 256]);
+    types.extend([1, 1, 1, 1, 1, 1, 4]);
+    let mut scores = vec![0f32; tokens.len()];
+    scores[262..265].copy_from_slice(&[-2.0, -3.0, -1.0]);
+    let mut metadata = Metadata::default();
+    for (key, value) in [
+        ("model", Value::Str("llama".into())),
+        ("tokens", Value::Array(Array::Str(tokens))),
+        ("token_type", Value::Array(Array::I32(types))),
+        ("scores", Value::Array(Array::F32(scores))),
+        ("bos_token_id", Value::U32(1)),
+        ("eos_token_id", Value::U32(0)),
+        ("unknown_token_id", Value::U32(2)),
+        ("add_space_prefix", Value::Bool(false)),
+    ] {
+        metadata.0.insert(format!("tokenizer.ggml.{key}"), value);
+    }
+    metadata
+}
+
+#[test]
+fn sentence_piece_joins_the_best_token_first() {
+    let t = load(&sentence_piece()).unwrap();
+    let ids = |text: &str| t.encode(text, false, true).unwrap();
+    assert_eq!((t.bos(), t.eos(), t.add_bos()), (Some(1), &[0][..], true));
+    assert_eq!(t.encode("ab", true, true).unwrap(), [1, 263]);
+    // "▁a" (−2) is joined before "ab" (−3), so that "▁ab" is made of it and b; "▁ab" alone has the better score.
+    assert_eq!(ids(" ab"), [264]);
+    assert_eq!(ids("a ab"), [260, 264]);
+    assert_eq!(ids("a  b   a"), [260, 265, 261, 265, 262]);
+    assert_eq!(ids("aé\n"), [260, 3 + 0xc3, 3 + 0xa9, 3 + 0x0a]);
+    assert_eq!(ids("<eos>"), [0]);
+    for text in [" ab ab", "a bab", "é  a", "<eos>b"] {
+        assert_eq!(t.decode(&ids(text), false), text);
+        let plain = t.encode(text, false, false).unwrap();
+        assert_eq!(t.decode(&plain, true), text);
+    }
+    let with = |key: &str, value: Option<Value>| {
+        let mut metadata = sentence_piece();
+        let key = format!("tokenizer.ggml.{key}");
+        match value {
+            Some(value) => metadata.0.insert(key, value),
+            None => metadata.0.remove(&key),
+        };
+        load(&metadata).unwrap_err().to_string()
+    };
+    let some = Value::Array(Array::F32(vec![0.0; 5]));
+    let long = Value::Array(Array::Str(vec!["a".repeat(300); 1]));
+    let one = |values: Value| {
+        let mut metadata = sentence_piece();
+        metadata.0.insert("tokenizer.ggml.tokens".into(), values);
+        for (key, value) in [
+            ("token_type", Value::Array(Array::I32(vec![1]))),
+            ("scores", Value::Array(Array::F32(vec![0.0]))),
+        ] {
+            metadata.0.insert(format!("tokenizer.ggml.{key}"), value);
+        }
+        load(&metadata).unwrap_err().to_string()
+    };
+    for (message, expected) in [
+        (
+            with("add_space_prefix", None),
+            "add_space_prefix 'true' is not supported",
+        ),
+        (
+            with("add_space_prefix", Some(Value::U32(0))),
+            "add_space_prefix",
+        ),
+        (with("scores", None), "266 tokens but 0 scores"),
+        (with("scores", Some(some)), "266 tokens but 5 scores"),
+        (with("token_type", None), "266 tokens but 0 token types"),
+        (
+            with("model", Some(Value::Str("t5".into()))),
+            "'t5' is not supported; supported: gpt2, llama",
+        ),
+        (
+            one(long),
+            "token 0 has 300 characters, more than the 256 allowed",
+        ),
+    ] {
+        assert!(message.contains(expected), "{message}");
     }
 }
 

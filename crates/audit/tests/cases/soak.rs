@@ -7,11 +7,10 @@ use audit::runner::finish_name;
 use audit::{Host, Target, Trace, TraceStep, compare, random_prompt, run_solo};
 use device::cpu::CpuOptions;
 use engine::{
-    EngineConfig, EngineHandle, EngineThread, Event, FinishReason, LockedConfig, Protection,
-    Refusal, Request, SubmitError,
+    EngineConfig, EngineHandle, EngineThread, Event, EventStream, FinishReason, LockedConfig,
+    Protection, Refusal, Request, SubmitError,
 };
 use numerics::sample::SamplingParams;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 const TARGETS: usize = 16;
@@ -79,123 +78,167 @@ fn targets() -> Vec<(Protection, Target)> {
 
 #[derive(Default)]
 struct Counts {
-    answered: AtomicU64,
-    finished: AtomicU64,
-    cancelled: AtomicU64,
-    refused: AtomicU64,
-    full: AtomicU64,
+    answered: u64,
+    finished: u64,
+    cancelled: u64,
+    refused: u64,
+    full: u64,
 }
 
-/// Submits until the queue has room; gives up when the time is over.
-fn submit(
-    engine: &EngineHandle,
-    request: &Request,
-    counts: &Counts,
-    end: Instant,
-) -> Option<Result<engine::EventStream, Refusal>> {
-    loop {
-        match engine.submit(request.clone()) {
-            Ok(stream) => return Some(Ok(stream)),
-            Err(SubmitError::Refused(Refusal::QueueFull { .. })) => {
-                counts.full.fetch_add(1, Relaxed);
-                if Instant::now() > end {
-                    return None;
-                }
-                std::thread::sleep(Duration::from_millis(2));
+/// A client with one request at a time. All of an engine's clients are served by one thread: memory that the system's
+/// allocator keeps for each of a hundred threads would hide a leak.
+struct Client<'a> {
+    kind: Kind<'a>,
+    turn: u64,
+    /// What it asks next; kept while the queue is full.
+    next: Option<Ask>,
+    running: Option<(EventStream, usize, Trace)>,
+}
+
+enum Kind<'a> {
+    /// One request, again and again, each time the answer it gives alone.
+    Target(Protection, &'a Target, &'a Trace),
+    /// Others one after the other: whole answers, cancelled ones, and requests that must be refused.
+    Neighbour(u64),
+}
+
+struct Ask {
+    request: Request,
+    must_be_refused: bool,
+    /// Events after which the stream is dropped.
+    patience: usize,
+}
+
+impl Client<'_> {
+    fn ask(&mut self) -> Ask {
+        let index = match self.kind {
+            Kind::Target(protection, target, _) => {
+                return Ask {
+                    request: target.request(protection),
+                    must_be_refused: false,
+                    patience: usize::MAX,
+                };
             }
-            Err(SubmitError::Refused(refusal)) => return Some(Err(refusal)),
-            Err(stopped) => panic!("{stopped}"),
-        }
-    }
-}
-
-/// One target, again and again, each time the answer it gives alone.
-fn target(
-    engine: &EngineHandle,
-    protection: Protection,
-    target: &Target,
-    alone: &Trace,
-    counts: &Counts,
-    end: Instant,
-) {
-    let request = target.request(protection);
-    while Instant::now() < end {
-        let Some(stream) = submit(engine, &request, counts, end) else {
-            return;
+            Kind::Neighbour(index) => index,
         };
-        let mut trace = Trace::default();
-        for event in stream.expect("a target is never refused but by a full queue") {
-            match event {
-                Event::Token { token, row, .. } => trace.steps.push(TraceStep {
-                    token,
-                    top: row.top,
-                }),
-                Event::Finished { reason } => trace.finish = finish_name(&reason),
-                _ => {}
-            }
-        }
-        let what = format!("{protection}, {} tokens", target.prompt.len());
-        assert_eq!(trace.steps.len(), alone.steps.len(), "{what}");
-        assert_eq!(compare(alone, &trace).first, None, "{what}");
-        counts.answered.fetch_add(1, Relaxed);
-    }
-}
-
-/// Neighbours one after the other: whole answers, cancelled ones, and requests that must be refused.
-fn neighbour(engine: &EngineHandle, index: u64, counts: &Counts, end: Instant) {
-    let vocab = tiny().config.vocab_size;
-    for turn in 0.. {
-        if Instant::now() > end {
-            return;
-        }
-        let draw = random_prompt((index << 32) + turn, 6, 1 << 20);
+        self.turn += 1;
+        let vocab = tiny().config.vocab_size;
+        let draw = random_prompt((index << 32) + self.turn, 6, 1 << 20);
         let pick = |i: usize, n: usize| draw[i] as usize % n;
-        let prompt = random_prompt(index * 7919 + turn, 1 + pick(0, PROMPT), vocab);
+        let prompt = random_prompt(index * 7919 + self.turn, 1 + pick(0, PROMPT), vocab);
         let protection = Protection::ALL[pick(1, 8).min(4)];
         let mut request = Request::new(prompt, protection, 1 + pick(2, TOKENS));
         request.sampling.temperature = pick(3, 2) as f32;
         let bad = pick(4, 16);
         match bad {
-            0 => request.prompt = vec![1; PROMPT + 60_000],
+            0 => request.prompt = vec![1; tiny().config.context + 1],
             1 => request.prompt[0] = vocab as u32,
             2 => request.sampling.temperature = f32::NAN,
-            // Too long for any row or pack, or else for the smallest pool.
-            3 => request.prompt = vec![1; 20_000.min(tiny().config.context - 1)],
+            // Too long for any row or pack, or else for either pool.
+            3 => request.prompt = vec![1; tiny().config.context - 1],
             _ => {}
         }
-        let Some(answer) = submit(engine, &request, counts, end) else {
-            return;
-        };
-        let stream = match answer {
-            Ok(stream) => stream,
-            Err(refusal) => {
-                assert!(bad < 4, "{refusal}");
-                assert!(!refusal.to_string().is_empty());
-                counts.refused.fetch_add(1, Relaxed);
-                continue;
+        Ask {
+            request,
+            must_be_refused: bad < 4,
+            patience: match pick(5, 3) {
+                0 => pick(5, 9),
+                _ => usize::MAX,
+            },
+        }
+    }
+
+    /// Asks what is to be asked and takes what has come. False where nothing moved.
+    fn poll(&mut self, engine: &EngineHandle, counts: &mut Counts, over: bool) -> bool {
+        let Some((stream, patience, trace)) = &mut self.running else {
+            if over {
+                return false;
             }
-        };
-        assert!(bad >= 4, "a request that can't run was taken");
-        let patience = match pick(5, 3) {
-            0 => pick(5, 9),
-            _ => usize::MAX,
-        };
-        let mut seen = 0;
-        let mut reason = None;
-        for event in stream {
-            if let Event::Finished { reason: why } = event {
-                reason = Some(why);
+            let ask = self.next.take().unwrap_or_else(|| self.ask());
+            match engine.submit(ask.request.clone()) {
+                Ok(stream) => {
+                    assert!(!ask.must_be_refused, "a request that can't run was taken");
+                    self.running = Some((stream, ask.patience, Trace::default()));
+                }
+                Err(SubmitError::Refused(Refusal::QueueFull { .. })) => {
+                    counts.full += 1;
+                    self.next = Some(ask);
+                    return false;
+                }
+                Err(SubmitError::Refused(refusal)) => {
+                    assert!(ask.must_be_refused, "{refusal}");
+                    assert!(!refusal.to_string().is_empty());
+                    counts.refused += 1;
+                }
+                Err(stopped) => panic!("{stopped}"),
             }
-            seen += 1;
-            if seen > patience {
-                break; // and drop the stream
+            return true;
+        };
+        let mut moved = false;
+        while let Ok(Some(event)) = stream.recv_timeout(Duration::ZERO) {
+            moved = true;
+            match event {
+                Event::Token { token, row, .. } => trace.steps.push(TraceStep {
+                    token,
+                    top: row.top,
+                }),
+                Event::Finished { reason } => {
+                    assert_eq!(reason, FinishReason::Length);
+                    trace.finish = finish_name(&reason);
+                    match self.kind {
+                        Kind::Target(protection, target, alone) => {
+                            let what = format!("{protection}, {} tokens", target.prompt.len());
+                            assert_eq!(compare(alone, trace).first, None, "{what}");
+                            counts.answered += 1;
+                        }
+                        Kind::Neighbour(_) => counts.finished += 1,
+                    }
+                    self.running = None;
+                    return true;
+                }
+                _ => {}
+            }
+            if trace.steps.len() > *patience {
+                counts.cancelled += 1;
+                self.running = None; // which drops the stream
+                return true;
             }
         }
-        match reason {
-            Some(FinishReason::Length) => counts.finished.fetch_add(1, Relaxed),
-            None => counts.cancelled.fetch_add(1, Relaxed),
-            Some(other) => panic!("a neighbour ended by {other:?}"),
-        };
+        moved
+    }
+}
+
+/// All clients of one engine, until `end` and then until every answer is there.
+fn clients(
+    engine: &EngineHandle,
+    targets: &[(Protection, Target)],
+    alone: &[Trace],
+    end: Instant,
+) -> Counts {
+    let both = targets.iter().zip(alone);
+    let kinds = both.map(|((p, t), alone)| Kind::Target(*p, t, alone));
+    let mut clients: Vec<Client> = kinds
+        .chain((0..NEIGHBOURS as u64).map(Kind::Neighbour))
+        .map(|kind| Client {
+            kind,
+            turn: 0,
+            next: None,
+            running: None,
+        })
+        .collect();
+    let mut counts = Counts::default();
+    loop {
+        let over = Instant::now() > end;
+        let mut moved = false;
+        for client in &mut clients {
+            moved |= client.poll(engine, &mut counts, over);
+        }
+        if over && clients.iter().all(|c| c.running.is_none()) {
+            return counts;
+        }
+        if !moved {
+            std::thread::sleep(Duration::from_micros(300));
+        }
     }
 }
 
@@ -233,21 +276,17 @@ fn soak(time: Duration) -> (Option<u64>, Option<u64>) {
         };
         EngineThread::spawn(host.engine(config).expect("limits are right")).expect("a thread")
     });
-    let counts = [Counts::default(), Counts::default()];
-    let start = Instant::now();
-    let end = start + time;
+    let end = Instant::now() + time;
     let mut early = None;
-    std::thread::scope(|scope| {
-        for (engine, counts) in engines.iter().zip(&counts) {
-            for ((protection, t), alone) in targets.iter().zip(&alone) {
-                scope.spawn(move || target(engine, *protection, t, alone, counts, end));
-            }
-            for i in 0..NEIGHBOURS as u64 {
-                scope.spawn(move || neighbour(engine, i, counts, end));
-            }
-        }
+    let counts = std::thread::scope(|scope| {
+        let targets = &targets;
+        let alone = &alone;
+        let running = engines
+            .each_ref()
+            .map(|engine| scope.spawn(move || clients(engine, targets, alone, end)));
         std::thread::sleep(time / 5);
         early = resident();
+        running.map(|thread| thread.join().expect("no client failed"))
     });
     let late = resident();
     for ((engine, counts), name) in engines
@@ -257,14 +296,13 @@ fn soak(time: Duration) -> (Option<u64>, Option<u64>) {
     {
         let stats = engine.stats().expect("it runs");
         engine.drain();
-        let n = |c: &AtomicU64| c.load(Relaxed);
         println!(
             "{name}: {} targets as alone; neighbours: {} finished, {} cancelled, {} refused; queue full {} times; {} steps, {} preemptions",
-            n(&counts.answered),
-            n(&counts.finished),
-            n(&counts.cancelled),
-            n(&counts.refused),
-            n(&counts.full),
+            counts.answered,
+            counts.finished,
+            counts.cancelled,
+            counts.refused,
+            counts.full,
             stats.steps,
             stats.preemptions,
         );
@@ -281,12 +319,12 @@ fn soak(time: Duration) -> (Option<u64>, Option<u64>) {
         }
         assert_eq!((stats.running, stats.waiting, stats.kv_used), (0, 0, 0));
         for (count, what) in [
-            (&counts.answered, "targets"),
-            (&counts.finished, "neighbours"),
-            (&counts.cancelled, "cancelled neighbours"),
-            (&counts.refused, "refusals"),
+            (counts.answered, "targets"),
+            (counts.finished, "neighbours"),
+            (counts.cancelled, "cancelled neighbours"),
+            (counts.refused, "refusals"),
         ] {
-            assert!(n(count) > 0, "{name}: no {what}");
+            assert!(count > 0, "{name}: no {what}");
         }
     }
     (early, late)

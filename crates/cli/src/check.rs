@@ -10,6 +10,7 @@ use crate::{Outcome, progress};
 use anyhow::{Result, bail};
 use audit::{CheckPlan, CheckReport, ProtectionReport, Target};
 use device::BLOCK_TOKENS;
+use engine::certify;
 use numerics::sample::SamplingParams;
 
 /// The default target: long enough to lie in three KV blocks.
@@ -43,6 +44,8 @@ pub fn run(global: &Global, args: &CheckArgs) -> Result<Outcome> {
     let kv_blocks = blocks(prompt.len() + args.max_tokens as usize)
         + blocks(longest + 2 * args.max_tokens as usize)
         + 2 * args.neighbours as usize;
+    let certifying = |&p| certify::blocks(&facts, &settings.locked(), p, prompt.len());
+    let kv_blocks = kv_blocks.max(protections.iter().map(certifying).max().unwrap_or(0));
     let session = opened.start(&protections, KvNeed::Blocks(kv_blocks))?;
     let plan = CheckPlan {
         target: Target {

@@ -6,7 +6,7 @@
 
 use crate::config::{LockedConfig, ModelFacts};
 use crate::kv::blocks_for;
-use crate::protections::{self, Geometry, Planner, Work};
+use crate::protections::{self, Geometry, Planner, Slot, Work};
 use crate::request::Protection;
 use device::{
     BLOCK_TOKENS, BlockId, Device, DeviceError, Launch, OutputRow, RowResult, Segment, StepPlan,
@@ -119,7 +119,7 @@ pub fn certify(
         prompt,
     };
     let fits = |length| {
-        let launches = many.plan(&vec![work(length); 64]);
+        let launches = many.plan(&vec![work(length); MOST_TARGETS]);
         launches.iter().map(|g| g.placed.len()).max().unwrap_or(1)
     };
     let (prefill, decode) = (fits(prompt), fits(prompt + 1));
@@ -137,6 +137,67 @@ pub fn certify(
         equivariant,
     })
 }
+
+/// Rows of a slot, cut for the neighbours that fill it: (first row, rows).
+fn pieces(slot: &Slot) -> impl Iterator<Item = (usize, usize)> {
+    let (row, end, shared) = (slot.row, slot.row + slot.rows, slot.shared);
+    let piece = if shared { 37 } else { slot.rows };
+    (row..end)
+        .step_by(piece)
+        .map(move |row| (row, piece.min(end - row)))
+}
+
+/// Where a neighbour of so many rows starts. Hostile ones go on after a block that they read and never wrote.
+fn start(facts: &ModelFacts, crowd: Crowd, rows: usize) -> usize {
+    match crowd {
+        Crowd::Hostile if BLOCK_TOKENS + rows <= facts.context => BLOCK_TOKENS,
+        _ => 0,
+    }
+}
+
+/// KV blocks that [`certify`] takes; 0 where there is nothing to certify.
+pub fn blocks(
+    facts: &ModelFacts,
+    locked: &LockedConfig,
+    protection: Protection,
+    prompt: usize,
+) -> usize {
+    let mut needed = 0;
+    let own = blocks_for(prompt + 1);
+    let mut count = |locked: &LockedConfig, targets: usize| -> Option<String> {
+        let all = protections::all(facts, locked);
+        let (_, planner) = all.into_iter().find(|(p, _)| *p == protection)?;
+        let name = planner.certified_as(prompt);
+        if name.is_empty() || planner.refuses(prompt).is_some() {
+            return None;
+        }
+        for (rows, length) in [(prompt, prompt), (1, prompt + 1)] {
+            let work = Work {
+                rows,
+                length,
+                prompt,
+            };
+            let plan = planner.plan(&vec![work; targets]);
+            let fits = plan.iter().map(|g| g.placed.len()).max().unwrap_or(1);
+            needed = needed.max(fits * own);
+            for geometry in plan {
+                let of = |(_, rows)| blocks_for(start(facts, Crowd::Hostile, rows) + rows);
+                let others: usize = geometry.slots.iter().flat_map(pieces).map(of).sum();
+                needed = needed.max(geometry.placed.len() * own + others);
+            }
+        }
+        Some(name)
+    };
+    if let Some(name) = count(locked, 1) {
+        let mut many = locked.clone();
+        many.equivariant.push((protection, name));
+        count(&many, MOST_TARGETS);
+    }
+    needed
+}
+
+/// Targets offered to a planner to see how many it puts in a launch.
+const MOST_TARGETS: usize = 64;
 
 /// NaN, Top-n, log-sum-exp, all logits.
 type Bits = (bool, Vec<(u32, u32)>, u32, Vec<u32>);
@@ -252,14 +313,8 @@ impl Bench<'_> {
         }
         let mut block = first;
         for (i, slot) in geometry.slots.iter().enumerate() {
-            let piece = if slot.shared { 37 } else { slot.rows };
-            for row in (slot.row..slot.row + slot.rows).step_by(piece) {
-                let rows = piece.min(slot.row + slot.rows - row);
-                // Hostile ones go on after a block that they read and never wrote.
-                let start = match crowd {
-                    Crowd::Hostile if BLOCK_TOKENS + rows <= self.facts.context => BLOCK_TOKENS,
-                    _ => 0,
-                };
+            for (row, rows) in pieces(slot) {
+                let start = start(&self.facts, crowd, rows);
                 let count = blocks_for(start + rows);
                 self.has_blocks(block + count)?;
                 if start > 0 {

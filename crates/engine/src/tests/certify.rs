@@ -3,7 +3,7 @@
 use super::fake::fake_device;
 use super::harness::FACTS;
 use crate::Protection;
-use crate::certify::{Certificate, CertifyError, certify};
+use crate::certify::{Certificate, CertifyError, blocks, certify};
 use crate::config::LockedConfig;
 use device::KernelFamily;
 
@@ -78,6 +78,23 @@ fn a_device_whose_padding_gets_through_is_not() {
         let c = certify(&mut *device, &FACTS, &locked(), protection, 15).unwrap();
         assert!(c.broken_by.is_some() && !c.equivariant, "{protection}");
     }
+}
+
+#[test]
+fn certifying_takes_the_blocks_it_says() {
+    for protection in LOCKED {
+        for prompt in [1, 20, 21, 63, 64] {
+            let needed = blocks(&FACTS, &locked(), protection, prompt);
+            assert!(of(protection, prompt, needed, false, false).is_ok());
+            let less = of(protection, prompt, needed - 1, false, false);
+            assert!(
+                less.is_err(),
+                "{protection} {prompt}: {needed} are not needed"
+            );
+        }
+    }
+    assert_eq!(blocks(&FACTS, &locked(), Protection::Rows, 65), 0);
+    assert_eq!(blocks(&FACTS, &locked(), Protection::Invariant, 5), 0);
 }
 
 #[test]

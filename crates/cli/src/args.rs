@@ -107,6 +107,8 @@ pub enum ProtectionArg {
 pub enum Command {
     /// Complete a prompt, a chat turn or a JSONL batch; or score a text
     Generate(Box<GenerateArgs>),
+    /// Answer over HTTP, as the OpenAI API does, each request under its own protection
+    Serve(Box<ServeArgs>),
     /// Does a protection hold? A target alone against the same target in adversarial crowds, bit for bit
     Check(CheckArgs),
     /// Measure prefill and decode at several batch sizes
@@ -242,6 +244,51 @@ pub struct GenerateArgs {
     /// Continue a batch: keep the answers OUTPUT holds, drop a torn last line, run the rest
     #[arg(long, requires = "output")]
     pub resume: bool,
+}
+
+/// `serve`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    blocklock serve\n  \
+    blocklock serve --listen 0.0.0.0:8000 --protection none --protections none,invariant\n  \
+    curl localhost:8000/v1/chat/completions -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}], \
+    \"protection\": \"invariant\"}'\n\n\
+    The first line of output names the address; the line `ready` follows once the model is loaded and the locked \
+    protections are certified. SIGTERM and SIGINT let running answers end; a second one breaks them off.")]
+pub struct ServeArgs {
+    /// Address to listen on; port 0 takes a free one
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8000")]
+    pub listen: std::net::SocketAddr,
+    /// Protection of requests that name none [default: invariant]
+    #[arg(long, short, value_name = "NAME")]
+    pub protection: Option<ProtectionArg>,
+    /// Protections that requests may ask for; locked ones are certified first, which takes time [default: all]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    pub protections: Vec<ProtectionArg>,
+    /// Run a request whose protection cannot be kept, and say so in its reply, instead of refusing it
+    #[arg(long)]
+    pub allow_downgrade: bool,
+    /// The model's name in the API [default: its file's]
+    #[arg(long, value_name = "NAME")]
+    pub served_name: Option<String>,
+    /// File of API keys, one a line [default: BLOCKLOCK_API_KEYS; without either, no key is needed]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub api_keys: Option<PathBuf>,
+    /// Requests that wait at most; more are answered with 429
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub max_queue: u32,
+    /// Largest body
+    #[arg(long, value_name = "SIZE", default_value = "8MiB", value_parser = values::size)]
+    pub max_body: u64,
+    /// Most tokens of an answer
+    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub max_output_tokens: u32,
+    /// Seconds until an answer is cut, its waiting included; its finish reason is then timeout
+    #[arg(long, value_name = "SECONDS", default_value_t = 3600, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub request_time: u32,
+    /// Seconds that running answers may take once the server is told to stop
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
+    pub drain_time: u32,
 }
 
 /// `check`.

@@ -82,22 +82,28 @@ impl<'a> Certificates<'a> {
     }
 }
 
-/// Makes or finds the certificate of every rung of every locked protection.
-pub fn all_rungs(global: &Global, session: &Session) -> Result<()> {
+/// Makes or finds the certificate of every rung of those of `protections` that are locked.
+pub fn all_rungs(
+    global: &Global,
+    session: &Session,
+    protections: &[Protection],
+) -> Result<Vec<Certificate>> {
     let planners = engine::protections::all(&session.facts(), session.host().locked());
     let rungs: Vec<(Protection, usize)> = planners
         .iter()
+        .filter(|(p, _)| protections.contains(p))
         .flat_map(|(p, planner)| planner.rungs().into_iter().map(|prompt| (*p, prompt)))
         .collect();
     let mut certificates = Certificates::new(session);
     let bar = progress::bar(global, rungs.len() as u64);
+    let mut found = Vec::new();
     for (protection, prompt) in rungs {
         bar.set_message(protection.name());
-        certificates.find(protection, prompt)?;
+        found.extend(certificates.find(protection, prompt)?);
         bar.inc(1);
     }
     bar.finish_and_clear();
-    Ok(())
+    Ok(found)
 }
 
 fn make(session: &Session, protection: Protection, prompt: usize) -> Result<Option<Certificate>> {

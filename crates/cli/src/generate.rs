@@ -6,12 +6,12 @@ use crate::input;
 use crate::output::{self, bits, note};
 use crate::session::{KvNeed, Opened, Session};
 use crate::settings::Settings;
-use crate::stop::StopScanner;
 use crate::{Outcome, batch, identity, sampling, score};
 use anyhow::{Context, Result, bail};
 use engine::{Engine, Event, FinishReason, Protection, Request, RequestId, Row};
 use numerics::sample::SamplingParams;
 use serde_json::{Value, json};
+use server::StopScanner;
 use std::time::Instant;
 
 /// What every request of one call has in common; batch records override parts of it.

@@ -44,7 +44,7 @@ pub fn run(global: &Global, args: &InspectArgs) -> Result<Outcome> {
             );
         }
         let session = opened.start(&Protection::ALL, KvNeed::Settings)?;
-        certificates::all_rungs(global, &session)?;
+        certificates::all_rungs(global, &session, &engine::Protection::ALL)?;
         session
     } else {
         // One block of KV is enough to ask the device what it is.

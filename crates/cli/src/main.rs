@@ -19,9 +19,9 @@ mod pull;
 mod sampling;
 mod score;
 mod selftest;
+mod serve;
 mod session;
 mod settings;
-mod stop;
 mod values;
 
 use args::{Cli, Command};
@@ -61,6 +61,7 @@ fn run(cli: Cli) -> anyhow::Result<Outcome> {
             Ok(Outcome::Done)
         }
         Command::Generate(args) => generate::run(&cli.global, &args),
+        Command::Serve(args) => serve::run(&cli.global, &args),
         Command::Check(args) => check::run(&cli.global, &args),
         Command::Bench(args) => bench::run(&cli.global, &args),
         Command::Inspect(args) => inspect::run(&cli.global, &args),
@@ -99,7 +100,7 @@ fn usage(error: clap::Error) -> ExitCode {
             ExitCode::SUCCESS
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => fail(
-            "no command given; allowed: generate, check, bench, inspect, pull, selftest, kernels, completions (see blocklock --help)",
+            "no command given; allowed: generate, serve, check, bench, inspect, pull, selftest, kernels, completions (see blocklock --help)",
         ),
         _ => {
             let text = text.strip_prefix("error: ").unwrap_or(&text);

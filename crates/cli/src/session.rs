@@ -359,6 +359,11 @@ impl Session {
         &self.host
     }
 
+    /// Tokenizer and template; the device lives on in its engines.
+    pub fn into_text(self) -> (Option<Tokenizer>, Option<ChatTemplate>) {
+        (self.opened.tokenizer, self.opened.template)
+    }
+
     /// Seconds by operation since the last call; zeros unless the session was started for timing.
     pub fn take_times(&self) -> Vec<(&'static str, f64)> {
         std::mem::take(&mut *self.times.lock().unwrap_or_else(PoisonError::into_inner))

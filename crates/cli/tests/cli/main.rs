@@ -13,5 +13,6 @@ mod locked;
 mod profiles;
 mod pull;
 mod real;
+mod serve;
 mod support;
 mod worded;

@@ -1,0 +1,162 @@
+//! `serve`: loads the model, certifies what it has to, and hands an engine on its own thread to the server.
+
+use crate::args::{Global, ServeArgs};
+use crate::certificates;
+use crate::output;
+use crate::session::{KvNeed, Opened, Session};
+use crate::settings::Settings;
+use crate::{Outcome, identity};
+use anyhow::{Context, Result, bail};
+use engine::certify::Certificate;
+use engine::{EngineConfig, EngineThread, Protection};
+use numerics::sample::SamplingParams;
+use serde_json::json;
+use server::{Options, Promise, Served, Server};
+use std::collections::HashMap;
+use std::time::Duration;
+
+/// Runs the command.
+pub fn run(global: &Global, args: &ServeArgs) -> Result<Outcome> {
+    let settings = Settings::resolve(global)?;
+    let default = Protection::from(args.protection.unwrap_or(settings.protection.value));
+    let protections: Vec<Protection> = match args.protections.is_empty() {
+        true => Protection::ALL.to_vec(),
+        false => args.protections.iter().map(|&p| p.into()).collect(),
+    };
+    if !protections.contains(&default) {
+        bail!("--protection {default} is not among --protections");
+    }
+    let opened = Opened::open(&settings)?;
+    let server = Server::bind(args.listen, options(args)?)
+        .with_context(|| format!("--listen {}: cannot listen there", args.listen))?;
+    output::print(&format!("listening on http://{}\n", server.address()))?;
+    let session = opened.start(&protections, KvNeed::Settings)?;
+    let certificates = certificates::all_rungs(global, &session, &protections)?;
+    let config = EngineConfig {
+        max_waiting: args.max_queue as usize,
+        ..settings.engine()
+    };
+    let mut engine = session.engine(config)?;
+    certificates.iter().for_each(|c| engine.adopt(c));
+    let engine = EngineThread::spawn(engine).context("cannot start the engine's thread")?;
+    let name = args.served_name.clone();
+    let promises = promises(&session, certificates);
+    let served = Served {
+        engine,
+        name: name.unwrap_or_else(|| session.name().to_string()),
+        facts: session.facts(),
+        kv_tokens: session.host().kv_blocks() * device::BLOCK_TOKENS,
+        numerics_id: session.numerics_id(),
+        environment_id: session.environment_id(),
+        protection: default,
+        protections,
+        promises,
+        version: json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "build": identity::BUILD,
+            "numerics_version": numerics::NUMERICS_VERSION,
+            "profile": settings.profile().name(),
+            "device": session.host().info().name,
+            "model": session.name(),
+            "numerics_id": session.numerics_id(),
+            "environment_id": session.environment_id(),
+        }),
+        template: None,
+        tokenizer: None,
+    };
+    let (tokenizer, template) = session.into_text();
+    server.ready(Served {
+        tokenizer,
+        template,
+        ..served
+    });
+    output::print("ready\n")?;
+    server.wait().context("the server failed")?;
+    Ok(Outcome::Done)
+}
+
+fn options(args: &ServeArgs) -> Result<Options> {
+    let seconds = |s: u32| Duration::from_secs(s.into());
+    Ok(Options {
+        body_bytes: args.max_body as usize,
+        max_output_tokens: args.max_output_tokens as usize,
+        request_time: seconds(args.request_time),
+        body_time: seconds(30),
+        drain_time: seconds(args.drain_time),
+        allow_downgrade: args.allow_downgrade,
+        keys: keys(args)?,
+    })
+}
+
+/// The keys' hashes, from a file or the environment, one a line. The keys themselves are not kept.
+fn keys(args: &ServeArgs) -> Result<Vec<blake3::Hash>> {
+    let text = match (&args.api_keys, std::env::var("BLOCKLOCK_API_KEYS")) {
+        (Some(path), _) => crate::input::read_text(path, 1 << 20)?,
+        (None, Ok(text)) => text,
+        (None, Err(std::env::VarError::NotPresent)) => return Ok(Vec::new()),
+        (None, Err(_)) => bail!("BLOCKLOCK_API_KEYS is not UTF-8"),
+    };
+    let keys: Vec<blake3::Hash> = text
+        .lines()
+        .map(str::trim)
+        .filter(|key| !key.is_empty())
+        .map(|key| blake3::hash(key.as_bytes()))
+        .collect();
+    if keys.is_empty() {
+        bail!("no API key in --api-keys or BLOCKLOCK_API_KEYS; one a line is expected");
+    }
+    Ok(keys)
+}
+
+/// What a request is promised: for a locked protection what the certificate of its geometry says.
+fn promises(session: &Session, certificates: Vec<Certificate>) -> Box<server::Promises> {
+    let (facts, locked) = (session.facts(), session.settings().locked());
+    let (numerics, environment) = (session.numerics_id(), session.environment_id());
+    let known: HashMap<(String, String), Certificate> = certificates
+        .into_iter()
+        .map(|c| ((c.protection.clone(), c.geometry.clone()), c))
+        .collect();
+    Box::new(
+        move |protection: Protection, prompt: &[u32], sampling: &SamplingParams| {
+            let planners = engine::protections::all(&facts, &locked);
+            let planner = planners.into_iter().find(|(p, _)| *p == protection);
+            let (geometry, certified_as) = planner.map_or_else(Default::default, |(_, planner)| {
+                (
+                    planner.geometry(prompt.len()),
+                    planner.certified_as(prompt.len()),
+                )
+            });
+            let (promised, reason) = match protection {
+                Protection::None => (false, "protection none promises nothing".to_string()),
+                Protection::Invariant => (
+                    true,
+                    "contract kernels: bits depend on the request alone".into(),
+                ),
+                locked => match known.get(&(locked.name().into(), certified_as.clone())) {
+                    Some(Certificate {
+                        broken_by: Some(by),
+                        ..
+                    }) => (
+                        false,
+                        format!("in {certified_as}, {by} changed a target's bits on this device"),
+                    ),
+                    Some(_) => (true, format!("certified on this device: {certified_as}")),
+                    None => (
+                        false,
+                        format!("{certified_as} has no certificate on this device"),
+                    ),
+                },
+            };
+            let locked =
+                (!geometry.is_empty()).then_some((environment.as_str(), geometry.as_str()));
+            let key =
+                identity::reproducibility_key(&numerics, protection, locked, prompt, sampling);
+            Promise {
+                key: key.filter(|_| promised).map(|k| k.to_string()),
+                geometry,
+                promised,
+                reason,
+            }
+        },
+    )
+}

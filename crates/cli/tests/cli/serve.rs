@@ -1,0 +1,690 @@
+//! `serve` over HTTP: the same bits as `generate`, in any crowd, streamed or not; refusals; life and limits.
+
+use crate::support::*;
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// A running server, killed when dropped.
+struct Serving {
+    child: Child,
+    out: BufReader<std::process::ChildStdout>,
+    address: String,
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        let _ = self.child.kill(); // it may have ended
+        let _ = self.child.wait();
+    }
+}
+
+/// A reply.
+struct Reply {
+    status: u16,
+    head: String,
+    body: String,
+}
+
+impl Reply {
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|e| panic!("{e}: {}", self.body))
+    }
+
+    /// The data of each event of a stream.
+    fn events(&self) -> Vec<Value> {
+        let mut data: Vec<&str> = self
+            .body
+            .lines()
+            .filter_map(|l| l.strip_prefix("data: "))
+            .collect();
+        assert_eq!(data.pop(), Some("[DONE]"), "{}", self.body);
+        data.iter()
+            .map(|d| serde_json::from_str(d).expect("JSON"))
+            .collect()
+    }
+}
+
+impl Serving {
+    /// Starts one on a free port and waits until it is ready.
+    fn start(args: &[&str]) -> Self {
+        let mut serving =
+            Self::starting(blocklock(&["serve", "--listen", "127.0.0.1:0"]).args(args));
+        let mut line = String::new();
+        serving.out.read_line(&mut line).expect("a line");
+        assert_eq!(line, "ready\n");
+        serving
+    }
+
+    /// Starts one and waits for its address only.
+    fn starting(command: &mut Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("it starts");
+        let mut out = BufReader::new(child.stdout.take().expect("piped"));
+        let mut line = String::new();
+        out.read_line(&mut line).expect("a line");
+        let address = line
+            .trim()
+            .strip_prefix("listening on http://")
+            .expect("an address");
+        let address = address.to_string();
+        Self {
+            child,
+            out,
+            address,
+        }
+    }
+
+    /// Sends a request and leaves its reply unread.
+    fn send(&self, method: &str, path: &str, more: &str, body: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(&self.address).expect("it listens");
+        let length = body.len();
+        write!(
+            stream,
+            "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{more}Content-Length: {length}\r\n\r\n{body}"
+        )
+        .expect("it reads");
+        stream
+    }
+
+    fn call(&self, method: &str, path: &str, body: &str) -> Reply {
+        read(self.send(method, path, "", body))
+    }
+
+    fn get(&self, path: &str) -> Reply {
+        self.call("GET", path, "")
+    }
+
+    fn post(&self, path: &str, body: &Value) -> Reply {
+        self.call("POST", path, &body.to_string())
+    }
+
+    fn complete(&self, body: &Value) -> Value {
+        let reply = self.post("/v1/completions", body);
+        assert_eq!(reply.status, 200, "{}", reply.body);
+        reply.json()
+    }
+
+    /// A value of `/metrics`.
+    fn metric(&self, name: &str) -> f64 {
+        let text = self.get("/metrics").body;
+        let line = text
+            .lines()
+            .find_map(|l| l.strip_prefix(name)?.strip_prefix(' '));
+        line.unwrap_or_else(|| panic!("no {name} in {text}"))
+            .parse()
+            .expect("a number")
+    }
+
+    fn wait_until(&self, what: &str, mut holds: impl FnMut() -> bool) {
+        let start = Instant::now();
+        while !holds() {
+            assert!(start.elapsed() < Duration::from_secs(60), "never: {what}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn signal(&self) {
+        let pid = self.child.id().to_string();
+        assert!(
+            Command::new("kill")
+                .args(["-TERM", &pid])
+                .status()
+                .expect("kill runs")
+                .success()
+        );
+    }
+}
+
+fn read(mut stream: TcpStream) -> Reply {
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes).expect("a reply");
+    let text = String::from_utf8(bytes).expect("UTF-8");
+    let (head, rest) = text.split_once("\r\n\r\n").expect("a head");
+    let status = head
+        .split(' ')
+        .nth(1)
+        .and_then(|s| s.parse().ok())
+        .expect("a status");
+    let mut body = String::new();
+    if head.to_lowercase().contains("transfer-encoding: chunked") {
+        let mut rest = rest;
+        loop {
+            let (size, after) = rest.split_once("\r\n").expect("a chunk");
+            let size = usize::from_str_radix(size, 16).expect("its size");
+            if size == 0 {
+                break;
+            }
+            body += &after[..size];
+            rest = &after[size + 2..];
+        }
+    } else {
+        body = rest.into();
+    }
+    Reply {
+        status,
+        head: head.into(),
+        body,
+    }
+}
+
+const PROMPT: [u32; 7] = [1, 2, 3, 4, 5, 6, 7];
+
+fn ask(protection: &str) -> Value {
+    json!({"prompt": PROMPT, "max_tokens": 12, "temperature": 0.8, "seed": 5, "protection": protection,
+           "logprobs": 20, "logit_bits": true, "return_token_ids": true})
+}
+
+/// What `generate` gives for the same: token ids and, step by step, (id, bits) of the Top-20; and its key.
+fn generated(protection: &str) -> (Value, Value, Value) {
+    let report = json(&[
+        "generate",
+        "--model",
+        TINY,
+        "--prompt-ids",
+        "1,2,3,4,5,6,7",
+        "--max-tokens",
+        "12",
+        "--temperature",
+        "0.8",
+        "--seed",
+        "5",
+        "--json",
+        "--protection",
+        protection,
+    ]);
+    let choice = &report["choices"][0];
+    let steps = choice["steps"].as_array().expect("steps");
+    let top = |s: &Value| -> Value {
+        let top = s["top"].as_array().expect("a list");
+        top.iter()
+            .map(|t| json!({"token_id": t["id"], "logit_bits": t["bits"]}))
+            .collect()
+    };
+    (
+        choice["token_ids"].clone(),
+        steps.iter().map(top).collect(),
+        choice["reproducibility_key"].clone(),
+    )
+}
+
+/// Joins a stream's chunks: token ids and Top-20 bits.
+fn joined(events: &[Value]) -> (Value, Value) {
+    let (mut ids, mut top) = (Vec::new(), Vec::new());
+    for choice in events.iter().filter_map(|e| e["choices"].get(0)) {
+        ids.extend(
+            choice["token_ids"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .cloned(),
+        );
+        let bits = choice["logprobs"]["top_logit_bits"].as_array();
+        top.extend(bits.into_iter().flatten().cloned());
+    }
+    (ids.into(), top.into())
+}
+
+#[test]
+fn the_bits_are_those_of_generate_alone_and_in_a_crowd_streamed_or_not() {
+    let folder = folder();
+    let config = file(
+        &folder,
+        "c.toml",
+        "rows = 2\nrow_widths = [16]\ndecode_rows = 4\npack_totals = [32]\n",
+    );
+    let server = Serving::start(&["--model", TINY]);
+    let locked = Serving::start(&[
+        "--model",
+        TINY,
+        "--config",
+        &config,
+        "--protections",
+        "none,isolated,rows,pack,invariant",
+    ]);
+    let (ids, top, key) = generated("invariant");
+    let same = |reply: &Value| {
+        let choice = &reply["choices"][0];
+        assert_eq!(
+            (&choice["token_ids"], &choice["logprobs"]["top_logit_bits"]),
+            (&ids, &top)
+        );
+        assert_eq!(choice["reproducibility_key"], key);
+        assert_eq!(reply["reproducibility"]["promised"], true);
+    };
+    for server in [&server, &locked] {
+        same(&server.complete(&ask("invariant")));
+        std::thread::scope(|scope| {
+            for i in 0..8u32 {
+                scope.spawn(move || {
+                    let prompt: Vec<u32> = (0..5 + 40 * i).map(|t| (t * 7 + i) % 200).collect();
+                    let p = ["none", "invariant"][i as usize % 2];
+                    server.complete(&json!({"prompt": prompt, "max_tokens": 60, "protection": p, "ignore_eos": true}))
+                });
+            }
+            let mut streamed = ask("invariant");
+            streamed["stream"] = true.into();
+            for _ in 0..3 {
+                same(&server.complete(&ask("invariant")));
+                let reply = server.post("/v1/completions", &streamed);
+                assert_eq!(joined(&reply.events()), (ids.clone(), top.clone()));
+            }
+        });
+    }
+    // Locked protections are certified at the start, and hold in a crowd of their own kind.
+    for protection in ["isolated", "rows", "pack"] {
+        let alone = locked.complete(&ask(protection));
+        assert_eq!(alone["reproducibility"]["promised"], true, "{alone}");
+        std::thread::scope(|scope| {
+            for i in 0..8u32 {
+                let locked = &locked;
+                scope.spawn(move || {
+                    let prompt: Vec<u32> = (0..3 + i).collect();
+                    let p = if i < 4 { "none" } else { protection };
+                    locked.complete(&json!({"prompt": prompt, "max_tokens": 30, "protection": p, "ignore_eos": true}))
+                });
+            }
+            let beside = locked.complete(&ask(protection));
+            assert_eq!(beside["choices"], alone["choices"]);
+        });
+    }
+}
+
+#[test]
+fn a_completion_has_the_shape_of_the_openai_api() {
+    let server = Serving::start(&[
+        "--model",
+        TINY,
+        "--protections",
+        "none,invariant",
+        "--served-name",
+        "org/tiny",
+    ]);
+    assert_eq!(server.get("/live").status, 200);
+    assert_eq!(server.get("/health").status, 200);
+    let version = server.get("/version").json();
+    let models = server.get("/v1/models").json();
+    assert_eq!(models["data"][0]["id"], "org/tiny");
+    assert_eq!(server.get("/v1/models/org/tiny").json()["object"], "model");
+    assert_eq!(server.get("/v1/models/other").status, 404);
+
+    let body = json!({"model": "org/tiny", "prompt": [PROMPT], "n": 2, "max_tokens": 5, "user": "u", "logprobs": 3, "ignore_eos": true});
+    let reply = server.complete(&body);
+    assert_eq!(reply["object"], "text_completion");
+    assert_eq!(reply["system_fingerprint"], version["system_fingerprint"]);
+    assert_eq!(reply["usage"]["prompt_tokens"], 7);
+    assert_eq!(reply["usage"]["completion_tokens"], 10);
+    let choices = reply["choices"].as_array().expect("choices");
+    assert_eq!(choices.len(), 2);
+    assert_ne!(
+        choices[0]["text"], choices[1]["text"],
+        "each choice draws for itself"
+    );
+    assert_eq!(choices[0]["finish_reason"], "length");
+    assert_eq!(
+        choices[0]["logprobs"]["tokens"].as_array().map(Vec::len),
+        Some(5)
+    );
+    let promise = &reply["reproducibility"];
+    assert_eq!(promise["protection"], "invariant");
+    assert_eq!(promise["numerics_id"], version["numerics_id"]);
+
+    // The seed that was drawn gives the same answer again.
+    let mut again = body.clone();
+    again["seed"] = reply["seed"].clone();
+    assert_eq!(server.complete(&again)["choices"], reply["choices"]);
+    again["cache_salt"] = "tenant".into();
+    assert_eq!(server.complete(&again)["choices"], reply["choices"]);
+    again["seed"] = json!(reply["seed"].as_u64().expect("a seed") + 1);
+    assert_ne!(server.complete(&again)["choices"], reply["choices"]);
+
+    // Streamed, with usage and end.
+    let mut streamed = body.clone();
+    streamed["stream"] = true.into();
+    streamed["stream_options"] = json!({"include_usage": true});
+    streamed["seed"] = reply["seed"].clone();
+    let events = server.post("/v1/completions", &streamed).events();
+    let (last, chunks) = events.split_last().expect("chunks");
+    assert_eq!(
+        last["usage"],
+        reply["usage"]
+            .as_object()
+            .map(|u| {
+                let mut u = u.clone();
+                u["prompt_tokens_details"] = last["usage"]["prompt_tokens_details"].clone();
+                Value::from(u)
+            })
+            .expect("usage")
+    );
+    for (i, whole) in choices.iter().enumerate() {
+        let own = || {
+            chunks
+                .iter()
+                .flat_map(|c| c["choices"].as_array().expect("choices"))
+                .filter(|c| c["index"] == i)
+        };
+        let text: String = own().map(|c| c["text"].as_str().expect("text")).collect();
+        assert_eq!(text, whole["text"].as_str().expect("text"));
+        assert_eq!(own().filter(|c| !c["finish_reason"].is_null()).count(), 1);
+    }
+}
+
+#[test]
+fn echo_scores_the_prompt_as_generate_does() {
+    let server = Serving::start(&["--model", TINY, "--protections", "none,invariant"]);
+    let body = json!({"prompt": PROMPT, "max_tokens": 0, "echo": true, "logprobs": 2});
+    let reply = server.complete(&body);
+    let logprobs = reply["choices"][0]["logprobs"]["token_logprobs"]
+        .as_array()
+        .expect("a list")
+        .clone();
+    assert_eq!(logprobs.len(), PROMPT.len());
+    assert!(logprobs[0].is_null());
+    let sum: f64 = logprobs[1..]
+        .iter()
+        .map(|p| p.as_f64().expect("a number"))
+        .sum();
+    let report = json(&[
+        "generate",
+        "--model",
+        TINY,
+        "--prompt-ids",
+        "1,2,3,4,5,6,7",
+        "--score",
+        "--json",
+    ]);
+    let mean = report["mean_nll"].as_f64().expect("a number");
+    assert!((mean + sum / 6.0).abs() < 1e-4, "{mean} {sum}");
+    assert_eq!(reply["choices"][0]["text"], "1 2 3 4 5 6 7 ");
+
+    let more = server.complete(
+        &json!({"prompt": PROMPT, "max_tokens": 3, "echo": true, "logprobs": 2,
+        "temperature": 0, "ignore_eos": true, "return_token_ids": true}),
+    );
+    let choice = &more["choices"][0];
+    assert_eq!(choice["token_ids"].as_array().map(Vec::len), Some(3));
+    let all = choice["logprobs"]["token_logprobs"]
+        .as_array()
+        .expect("a list");
+    assert_eq!((all.len(), &all[..7]), (10, &logprobs[..]));
+}
+
+#[test]
+fn what_it_cannot_do_is_refused_in_the_shape_of_the_openai_api() {
+    let server = Serving::start(&[
+        "--model",
+        TINY,
+        "--protections",
+        "none,invariant",
+        "--max-body",
+        "4KiB",
+        "--max-output-tokens",
+        "50",
+    ]);
+    let ask = |more: Value| {
+        let mut body = json!({"prompt": PROMPT, "max_tokens": 2});
+        for (k, v) in more.as_object().expect("fields") {
+            body[k] = v.clone();
+        }
+        server.post("/v1/completions", &body)
+    };
+    for (more, param) in [
+        (json!({"beam_width": 2}), "beam_width"),
+        (json!({"lora": "x"}), "lora"),
+        (json!({"protection": "rows"}), "protection"),
+        (json!({"protection": "best"}), "protection"),
+        (json!({"temperature": -1}), "temperature"),
+        (json!({"temperature": 1e300}), "temperature"),
+        (json!({"top_p": 0}), "top_p"),
+        (json!({"presence_penalty": 3}), "presence_penalty"),
+        (json!({"logit_bias": {"99999999": 1}}), "logit_bias"),
+        (json!({"logprobs": 21}), "logprobs"),
+        (json!({"logit_bits": true}), "logit_bits"),
+        (json!({"max_tokens": 51}), "max_tokens"),
+        (json!({"max_tokens": 0}), "max_tokens"),
+        (json!({"prompt": "text"}), "prompt"),
+        (json!({"prompt": []}), "prompt"),
+        (json!({"prompt": [4_000_000_000u32]}), "prompt"),
+        (json!({"prompt": ["a", "b"]}), "prompt"),
+        (json!({"stop": "x"}), "stop"),
+    ] {
+        let reply = ask(more);
+        let error = &reply.json()["error"];
+        assert_eq!(
+            (reply.status, &error["param"]),
+            (400, &json!(param)),
+            "{error}"
+        );
+        assert_eq!(error["type"], "invalid_request_error");
+        assert!(
+            error["message"].is_string() && error["code"].is_string(),
+            "{error}"
+        );
+    }
+    for (method, path, body, status) in [
+        ("POST", "/v1/completions", "{", 400),
+        ("POST", "/v1/completions", "[]", 400),
+        ("POST", "/v1/completions", &"[".repeat(3000), 400),
+        ("POST", "/v1/completions", &" ".repeat(5000), 413),
+        (
+            "POST",
+            "/v1/completions",
+            r#"{"model": "other", "prompt": [1]}"#,
+            404,
+        ),
+        (
+            "POST",
+            "/v1/chat/completions",
+            r#"{"messages": [{"role": "user", "content": "x"}]}"#,
+            400,
+        ),
+        (
+            "POST",
+            "/v1/chat/completions",
+            r#"{"messages": [{"role": "user", "content": "x"}], "tools": [1]}"#,
+            400,
+        ),
+        ("POST", "/v1/embeddings", "{}", 404),
+        ("POST", "/v1/responses", "{}", 404),
+        ("POST", "/v1/load_lora_adapter", "{}", 404),
+        ("POST", "/tokenize", r#"{"prompt": "x"}"#, 400),
+        ("GET", "/openapi.json", "", 404),
+        ("GET", "/v1/completions", "", 405),
+    ] {
+        let reply = server.call(method, path, body);
+        assert_eq!(reply.status, status, "{path}: {}", reply.body);
+        assert!(reply.json()["error"]["message"].is_string());
+    }
+    assert_eq!(ask(json!({"seed": 1})).status, 200, "it still serves");
+}
+
+#[test]
+fn a_full_queue_a_time_limit_and_a_reader_gone() {
+    let long = json!({"prompt": PROMPT, "max_tokens": 4000, "ignore_eos": true, "stream": true});
+    let folder = folder();
+    let config = file(&folder, "c.toml", "max_running = 1\n");
+    let server = Serving::start(&[
+        "--model",
+        "synthetic:tiny-llama@7",
+        "--config",
+        &config,
+        "--protections",
+        "none,invariant",
+        "--max-queue",
+        "1",
+        "--request-time",
+        "2",
+    ]);
+    let context = server.get("/v1/models").json()["data"][0]["max_model_len"]
+        .as_u64()
+        .expect("a number");
+    let mut long = long.clone();
+    long["max_tokens"] = json!(context - 7);
+    let first = server.send("POST", "/v1/completions", "", &long.to_string());
+    server.wait_until("one runs", || {
+        server.metric("blocklock_requests_running") == 1.0
+    });
+    let second = server.send("POST", "/v1/completions", "", &long.to_string());
+    server.wait_until("one waits", || {
+        server.metric("vllm:num_requests_waiting") == 1.0
+    });
+    let third = server.post("/v1/completions", &long);
+    assert_eq!(
+        (third.status, &third.json()["error"]["code"]),
+        (429, &json!("queue_full"))
+    );
+    assert!(
+        third.head.to_lowercase().contains("retry-after: "),
+        "{}",
+        third.head
+    );
+    // Gone readers free queue and engine.
+    drop((first, second));
+    server.wait_until("nothing runs", || {
+        server.metric("blocklock_requests_running") + server.metric("blocklock_requests_waiting")
+            == 0.0
+    });
+    let mut slow = long.clone();
+    slow["stream"] = false.into();
+    slow["n"] = 128.into(); // with one running and one waiting, it cannot fit
+    assert_eq!(server.post("/v1/completions", &slow).status, 429);
+    server.wait_until("nothing is left of it", || {
+        server.metric("blocklock_requests_running") + server.metric("blocklock_requests_waiting")
+            == 0.0
+    });
+}
+
+#[test]
+fn an_answer_is_cut_at_the_time_limit() {
+    let server = Serving::start(&[
+        "--model",
+        TINY,
+        "--protections",
+        "none,invariant",
+        "--request-time",
+        "1",
+        "--device",
+        "hostile",
+    ]);
+    let context = server.get("/v1/models").json()["data"][0]["max_model_len"]
+        .as_u64()
+        .expect("a number");
+    let reply = server.complete(
+        &json!({"prompt": PROMPT, "max_tokens": context - 7, "ignore_eos": true, "n": 8}),
+    );
+    let reason = &reply["choices"][0]["finish_reason"];
+    assert_eq!(reason, "timeout", "{}", reply["usage"]);
+}
+
+#[test]
+fn a_signal_lets_answers_end_and_refuses_new_ones() {
+    let mut server = Serving::start(&["--model", TINY, "--protections", "none,invariant"]);
+    let body = json!({"prompt": PROMPT, "max_tokens": 400, "ignore_eos": true});
+    let running = server.send("POST", "/v1/completions", "", &body.to_string());
+    server.wait_until("it runs", || {
+        server.metric("blocklock_admitted_total{protection=\"invariant\"}") == 1.0
+    });
+    server.signal();
+    let reply = read(running);
+    assert_eq!(reply.status, 200);
+    assert_eq!(reply.json()["usage"]["completion_tokens"], 400);
+    assert_eq!(server.child.wait().expect("it ends").code(), Some(0));
+}
+
+#[test]
+fn keys_open_the_api() {
+    let folder = folder();
+    let keys = file(&folder, "keys", "first\n\n second \n");
+    let server = Serving::start(&[
+        "--model",
+        TINY,
+        "--protections",
+        "none,invariant",
+        "--api-keys",
+        &keys,
+    ]);
+    for (header, status) in [
+        ("", 401),
+        ("Authorization: Bearer third\r\n", 401),
+        ("Authorization: first\r\n", 401),
+        ("Authorization: Bearer first\r\n", 200),
+        ("Authorization: Bearer second\r\n", 200),
+    ] {
+        assert_eq!(
+            read(server.send("GET", "/v1/models", header, "")).status,
+            status,
+            "{header}"
+        );
+    }
+    assert_eq!(server.get("/health").status, 200);
+}
+
+#[test]
+fn a_chat_with_the_default_model() {
+    let model = match default_model() {
+        Ok(path) => text(&path),
+        Err(why) => return println!("not run: a_chat_with_the_default_model: {why}"),
+    };
+    let server = Serving::start(&["--model", &model, "--protections", "invariant"]);
+    let body = json!({
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "What is the capital of France?"}]}],
+        "temperature": 0, "seed": 0, "logprobs": true, "top_logprobs": 2, "logit_bits": true, "return_token_ids": true
+    });
+    let whole = server.post("/v1/chat/completions", &body).json();
+    let choice = &whole["choices"][0];
+    assert_eq!(
+        choice["message"]["content"], "The capital of France is Paris.",
+        "{whole}"
+    );
+    assert_eq!(choice["finish_reason"], "stop");
+    assert_eq!(
+        choice["token_ids"],
+        json!([504, 3575, 282, 4649, 314, 7042, 30, 2])
+    );
+    let report = json(&[
+        "generate",
+        "--model",
+        &model,
+        "--chat",
+        "What is the capital of France?",
+        "--json",
+    ]);
+    let own = &report["choices"][0];
+    assert_eq!(choice["reproducibility_key"], own["reproducibility_key"]);
+    for (i, token) in choice["logprobs"]["content"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .enumerate()
+    {
+        assert_eq!(
+            token["top_logprobs"][0]["logit_bits"],
+            own["steps"][i]["top"][0]["bits"]
+        );
+    }
+    let mut streamed = body.clone();
+    streamed["stream"] = true.into();
+    let events = server.post("/v1/chat/completions", &streamed).events();
+    let deltas = events
+        .iter()
+        .filter_map(|e| e["choices"][0]["delta"]["content"].as_str());
+    assert_eq!(
+        deltas.collect::<String>(),
+        "The capital of France is Paris."
+    );
+
+    let mut stopped = body.clone();
+    stopped["stop"] = json!([" France is"]);
+    let reply = server.post("/v1/chat/completions", &stopped).json();
+    assert_eq!(reply["choices"][0]["message"]["content"], "The capital of");
+    assert_eq!(reply["choices"][0]["finish_reason"], "stop");
+
+    let ids = server
+        .post("/tokenize", &json!({"prompt": "Hello world"}))
+        .json();
+    let back = server
+        .post("/detokenize", &json!({"tokens": ids["tokens"]}))
+        .json();
+    assert_eq!(back["prompt"], "Hello world");
+}

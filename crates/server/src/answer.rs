@@ -1,0 +1,169 @@
+//! One answer on its way: tokens to text and to what is reported of each.
+
+use crate::stop::StopScanner;
+use engine::{Event, FinishReason, Row};
+use model::{StreamDecoder, Tokenizer};
+
+/// A token and the distribution it was chosen from.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Entry {
+    /// Id.
+    pub token: u32,
+    /// Its text, special tokens included.
+    pub text: String,
+    /// Characters of all tokens before it.
+    pub offset: usize,
+    /// `None` for a prompt's first token, which follows nothing.
+    pub row: Option<Row>,
+}
+
+/// What an event added.
+#[derive(Debug, Default, PartialEq)]
+pub struct Piece {
+    /// Text that is certain now.
+    pub text: String,
+    /// Tokens, as far as they are reported.
+    pub entries: Vec<Entry>,
+}
+
+/// Why an answer ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Finish {
+    /// A stop token, a stop string or the model's own end.
+    Stop,
+    /// Its limit of tokens, or the context is full.
+    Length,
+    /// The server's time limit.
+    Timeout,
+}
+
+impl Finish {
+    /// The name in replies.
+    pub fn name(self) -> &'static str {
+        match self {
+            Finish::Stop => "stop",
+            Finish::Length => "length",
+            Finish::Timeout => "timeout",
+        }
+    }
+}
+
+/// See the module's page.
+pub struct Answer {
+    decoder: Option<StreamDecoder>,
+    scanner: StopScanner,
+    /// The prompt where it is echoed, and how many of its tokens were reported.
+    echoed: Option<Vec<u32>>,
+    offset: usize,
+    /// Tokens generated.
+    pub generated: usize,
+    /// Prompt tokens found in the cache.
+    pub cached: usize,
+    /// Why it ended.
+    pub finish: Option<Finish>,
+    /// Entries of the prompt that wait for its end.
+    waiting: Vec<Entry>,
+}
+
+/// A token's text; its id where there is no tokenizer.
+pub fn token_text(tokenizer: Option<&Tokenizer>, id: u32) -> String {
+    tokenizer.map_or_else(|| id.to_string(), |t| t.decode(&[id], false))
+}
+
+impl Answer {
+    /// An answer that ends before any of `stop`, and begins with a prompt where that is echoed.
+    pub fn new(tokenizer: Option<&Tokenizer>, stop: &[String], echoed: Option<Vec<u32>>) -> Self {
+        let mut answer = Self {
+            decoder: tokenizer.map(|_| StreamDecoder::new(true)),
+            scanner: StopScanner::new(stop),
+            echoed: None,
+            offset: 0,
+            generated: 0,
+            cached: 0,
+            finish: None,
+            waiting: Vec::new(),
+        };
+        if let Some(prompt) = echoed {
+            let first = prompt.first().copied();
+            first.iter().for_each(|&t| {
+                let entry = answer.entry(tokenizer, t, None);
+                answer.waiting.push(entry);
+            });
+            answer.echoed = Some(prompt);
+        }
+        answer
+    }
+
+    fn entry(&mut self, tokenizer: Option<&Tokenizer>, token: u32, row: Option<Row>) -> Entry {
+        let text = token_text(tokenizer, token);
+        let offset = self.offset;
+        self.offset += text.chars().count();
+        Entry {
+            token,
+            text,
+            offset,
+            row,
+        }
+    }
+
+    /// Takes an event. An error says what broke.
+    pub fn take(&mut self, tokenizer: Option<&Tokenizer>, event: Event) -> Result<Piece, String> {
+        let mut piece = Piece::default();
+        if self.finish.is_some() {
+            return Ok(piece);
+        }
+        match event {
+            Event::Admitted { cached_tokens } => self.cached = self.cached.max(cached_tokens),
+            Event::PromptRow { position, row } => {
+                let next = self
+                    .echoed
+                    .as_ref()
+                    .and_then(|p| p.get(position + 1).copied());
+                if let Some(token) = next {
+                    let entry = self.entry(tokenizer, token, Some(row));
+                    self.waiting.push(entry);
+                }
+            }
+            Event::Token { token, row, .. } => {
+                piece.entries = std::mem::take(&mut self.waiting);
+                let entry = self.entry(tokenizer, token, Some(row));
+                piece.entries.push(entry);
+                self.generated += 1;
+                let text = match (&mut self.decoder, tokenizer) {
+                    (Some(decoder), Some(tokenizer)) => decoder.push(tokenizer, token),
+                    _ if self.generated > 1 => format!(" {token}"),
+                    _ => token.to_string(),
+                };
+                piece.text = self.scanner.push(&text);
+                if self.scanner.stopped() {
+                    self.finish = Some(Finish::Stop);
+                }
+            }
+            Event::Finished { reason } => {
+                let finish = match reason {
+                    FinishReason::Stop => Finish::Stop,
+                    FinishReason::Length | FinishReason::Context => Finish::Length,
+                    FinishReason::Cancelled => return Err("the request was cancelled".into()),
+                    FinishReason::Failed(why) => return Err(why),
+                };
+                piece = self.end(tokenizer, finish);
+            }
+        }
+        Ok(piece)
+    }
+
+    /// Ends the answer; returns what was held back.
+    pub fn end(&mut self, tokenizer: Option<&Tokenizer>, finish: Finish) -> Piece {
+        let mut text = String::new();
+        if let (Some(decoder), Some(tokenizer)) = (self.decoder.take(), tokenizer) {
+            text = self.scanner.push(&decoder.finish(tokenizer));
+        }
+        let stopped = self.scanner.stopped();
+        text += &self.scanner.finish();
+        self.finish = Some(if stopped { Finish::Stop } else { finish });
+        Piece {
+            text,
+            entries: std::mem::take(&mut self.waiting),
+        }
+    }
+}

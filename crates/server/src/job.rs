@@ -1,0 +1,281 @@
+//! A request in the engine: submitted, its choices followed to their ends, cancelled when dropped.
+
+use crate::answer::{Answer, Finish, Piece};
+use crate::ask::{Asked, Source};
+use crate::error::ApiError;
+use crate::metrics::Metrics;
+use crate::served::{Promise, Served};
+use crate::server::Options;
+use axum::http::StatusCode;
+use engine::{EngineHandle, Event, Protection, Refusal, Request, RequestId, SubmitError};
+use model::{Message, RenderOptions};
+use numerics::sample::SamplingParams;
+use serde_json::{Map, Value};
+use std::sync::Arc;
+use std::time::Instant;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+/// See the module's page.
+pub struct Job {
+    pub served: Arc<Served>,
+    pub asked: Asked,
+    /// Token ids.
+    pub prompt: Vec<u32>,
+    /// The protection it runs under.
+    pub protection: Protection,
+    /// What each choice is promised.
+    pub promises: Vec<Promise>,
+    pub answers: Vec<Answer>,
+    metrics: Arc<Metrics>,
+    events: UnboundedReceiver<(usize, Event)>,
+    running: Running,
+    deadline: Instant,
+    start: Instant,
+    last: Vec<Option<Instant>>,
+}
+
+/// Requests in the engine; dropped ones are cancelled.
+struct Running {
+    engine: EngineHandle,
+    ids: Vec<RequestId>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.ids.iter().for_each(|&id| self.engine.cancel(id)); // nothing where one has ended
+    }
+}
+
+impl Job {
+    /// Turns what is asked into requests and queues them. Blocks for up to a step of the engine.
+    pub fn start(
+        served: &Arc<Served>,
+        options: &Options,
+        metrics: &Arc<Metrics>,
+        asked: Asked,
+    ) -> Result<Self, ApiError> {
+        let start = Instant::now();
+        if let Some(name) = asked.model.as_ref().filter(|m| **m != served.name) {
+            return Err(ApiError::new(
+                StatusCode::NOT_FOUND,
+                "model_not_found",
+                format!(
+                    "model '{name}' does not exist; this server has '{}'",
+                    served.name
+                ),
+            ));
+        }
+        if !asked.stop.is_empty() && served.tokenizer.is_none() {
+            let why = "needs a tokenizer, and this model has none; use stop_token_ids";
+            return Err(ApiError::unsupported("stop", why));
+        }
+        let prompt = prompt_ids(served, &asked)?;
+        let max_tokens = limit(served, options, &asked, prompt.len())?;
+        let asks = asked.protection.unwrap_or(served.protection);
+        let (mut protection, mut downgraded) = (asks, None);
+        loop {
+            match Self::submit(served, options, &asked, &prompt, max_tokens, protection) {
+                Ok((mut promises, running, events)) => {
+                    if let Some(reason) = downgraded {
+                        promises.iter_mut().for_each(|p: &mut Promise| {
+                            p.reason = format!("downgraded from {asks}: {reason}")
+                        });
+                    }
+                    let echoed = asked.echo.then(|| prompt.clone());
+                    let tokenizer = served.tokenizer.as_ref();
+                    let answers = (0..asked.n)
+                        .map(|_| Answer::new(tokenizer, &asked.stop, echoed.clone()))
+                        .collect();
+                    return Ok(Self {
+                        served: Arc::clone(served),
+                        last: vec![None; asked.n as usize],
+                        asked,
+                        prompt,
+                        protection,
+                        promises,
+                        answers,
+                        metrics: Arc::clone(metrics),
+                        events,
+                        running,
+                        deadline: start + options.request_time,
+                        start,
+                    });
+                }
+                Err(Refused::Engine(SubmitError::Refused(
+                    refusal @ Refusal::Unavailable { .. },
+                ))) if options.allow_downgrade && protection != Protection::None => {
+                    downgraded = Some(refusal.to_string());
+                    protection = Protection::None;
+                }
+                Err(Refused::Engine(error)) => return Err(error.into()),
+                Err(Refused::Here(error)) => return Err(error),
+            }
+        }
+    }
+
+    fn submit(
+        served: &Served,
+        options: &Options,
+        asked: &Asked,
+        prompt: &[u32],
+        max_tokens: usize,
+        protection: Protection,
+    ) -> Result<(Vec<Promise>, Running, UnboundedReceiver<(usize, Event)>), Refused> {
+        let unavailable = |reason: &str| {
+            let reason = reason.into();
+            SubmitError::Refused(Refusal::Unavailable { protection, reason })
+        };
+        if !served.protections.contains(&protection) {
+            return Err(Refused::Engine(unavailable(
+                "this server does not serve it",
+            )));
+        }
+        let mut stop_tokens = asked.stop_tokens.clone();
+        if !asked.ignore_eos {
+            stop_tokens.extend(served.tokenizer.iter().flat_map(|t| t.eos()));
+        }
+        let prompt_rows_from = match (asked.echo, asked.logprobs) {
+            (true, Some(_)) => Some(0),
+            (true, None) if max_tokens == 0 => prompt.len().checked_sub(1),
+            _ => None,
+        };
+        let mut running = Running {
+            engine: served.engine.clone(),
+            ids: Vec::new(),
+        };
+        let (sender, events) = unbounded_channel();
+        let mut promises = Vec::new();
+        for choice in 0..asked.n {
+            let sampling = SamplingParams {
+                choice,
+                ..asked.sampling.clone()
+            };
+            let promise = (served.promises)(protection, prompt, &sampling);
+            let request = Request {
+                sampling,
+                stop_tokens: stop_tokens.clone(),
+                prompt_rows_from,
+                cache_salt: asked.cache_salt.clone(),
+                ..Request::new(prompt.to_vec(), protection, max_tokens)
+            };
+            let sender: UnboundedSender<(usize, Event)> = sender.clone();
+            let sink = move |event| sender.send((choice as usize, event)).is_ok();
+            let id = served.engine.submit_with(request, Box::new(sink));
+            running.ids.push(id.map_err(Refused::Engine)?);
+            // After the engine's own refusals, which say more.
+            if !promise.promised && protection != Protection::None && !options.allow_downgrade {
+                let why = format!("{protection} cannot be kept: {}", promise.reason);
+                return Err(Refused::Here(ApiError::field("protection", why)));
+            }
+            promises.push(promise);
+        }
+        Ok((promises, running, events))
+    }
+
+    /// What happens next, and to which choice; `None` after the last choice's end.
+    pub async fn next(&mut self) -> Option<Result<(usize, Piece), ApiError>> {
+        let tokenizer = self.served.tokenizer.as_ref();
+        let open = self.answers.iter().position(|a| a.finish.is_none())?;
+        let event = tokio::time::timeout_at(self.deadline.into(), self.events.recv()).await;
+        let (choice, event) = match event {
+            Err(_) => {
+                self.running.engine.cancel(self.running.ids[open]);
+                let piece = self.answers[open].end(tokenizer, Finish::Timeout);
+                return Some(Ok((open, piece)));
+            }
+            Ok(None) => return Some(Err(ApiError::broken("the engine ended unexpectedly"))),
+            Ok(Some(event)) => event,
+        };
+        if matches!(event, Event::Token { .. }) {
+            let now = Instant::now();
+            self.metrics
+                .token(now - self.start, self.last[choice].map(|l| now - l));
+            self.last[choice] = Some(now);
+        }
+        let answer = &mut self.answers[choice];
+        let ended = answer.finish.is_some();
+        let piece = match answer.take(tokenizer, event) {
+            Ok(piece) => piece,
+            Err(why) => {
+                return Some(Err(ApiError::broken(format!(
+                    "the answer broke off: {why}"
+                ))));
+            }
+        };
+        if !ended && answer.finish.is_some() {
+            self.running.engine.cancel(self.running.ids[choice]); // a stop string; else it has ended
+        }
+        Some(Ok((choice, piece)))
+    }
+}
+
+/// Who refused.
+enum Refused {
+    Engine(SubmitError),
+    Here(ApiError),
+}
+
+fn prompt_ids(served: &Served, asked: &Asked) -> Result<Vec<u32>, ApiError> {
+    match &asked.source {
+        Source::Ids(ids) => Ok(ids.clone()),
+        Source::Text(text) => match &served.tokenizer {
+            Some(tokenizer) => tokenizer
+                .encode(text, true, true)
+                .map_err(|e| ApiError::field("prompt", e)),
+            None => Err(ApiError::unsupported(
+                "prompt",
+                "this model has no tokenizer; give token ids",
+            )),
+        },
+        Source::Chat(messages, variables) => chat_ids(served, messages, variables),
+    }
+}
+
+/// Token ids of a conversation, up to where the assistant's turn begins.
+pub fn chat_ids(
+    served: &Served,
+    messages: &[Message],
+    variables: &Map<String, Value>,
+) -> Result<Vec<u32>, ApiError> {
+    let (Some(template), Some(tokenizer)) = (&served.template, &served.tokenizer) else {
+        return Err(ApiError::unsupported(
+            "messages",
+            "this model has no chat template; use /v1/completions",
+        ));
+    };
+    let options = RenderOptions {
+        add_generation_prompt: true,
+        variables: variables.clone(),
+        ..RenderOptions::default()
+    };
+    template
+        .encode(tokenizer, messages, &options)
+        .map_err(|e| ApiError::field("messages", e))
+}
+
+/// Tokens to generate at most. A chat that names no limit gets what context, KV pool and server allow.
+fn limit(
+    served: &Served,
+    options: &Options,
+    asked: &Asked,
+    prompt: usize,
+) -> Result<usize, ApiError> {
+    match asked.max_tokens {
+        Some(given) if given > options.max_output_tokens => Err(ApiError::field(
+            "max_tokens",
+            format!(
+                "is {given}, but this server allows at most {}",
+                options.max_output_tokens
+            ),
+        )),
+        Some(given) => Ok(given),
+        None => {
+            let room = served
+                .facts
+                .context
+                .min(served.kv_tokens)
+                .saturating_sub(prompt);
+            Ok(room.clamp(1, options.max_output_tokens))
+        }
+    }
+}

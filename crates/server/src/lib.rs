@@ -1,0 +1,17 @@
+//! HTTP: the OpenAI API over an engine on its own thread, with a protection for each request.
+
+mod answer;
+mod ask;
+mod error;
+mod fields;
+mod job;
+mod metrics;
+mod reply;
+mod routes;
+mod served;
+mod server;
+mod stop;
+
+pub use served::{Promise, Promises, Served};
+pub use server::{Options, Server};
+pub use stop::StopScanner;

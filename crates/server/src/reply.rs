@@ -1,0 +1,319 @@
+//! Replies in the OpenAI API's shapes, whole or as a stream of chunks.
+
+use crate::answer::{Entry, Piece, token_text};
+use crate::ask::random;
+use crate::error::ApiError;
+use crate::job::Job;
+use crate::server::InFlight;
+use axum::Json;
+use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Map, Value, json};
+use std::convert::Infallible;
+use std::time::{SystemTime, UNIX_EPOCH};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+
+/// Chunks that may wait for a slow reader; then its answer waits in the engine's channel, bounded by its length.
+const CHUNKS: usize = 16;
+
+/// Seconds since 1970.
+pub fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |d| d.as_secs())
+}
+
+/// Waits for all choices.
+pub async fn whole(mut job: Job) -> Result<Response, ApiError> {
+    let mut pieces: Vec<Piece> = job.answers.iter().map(|_| Piece::default()).collect();
+    let id = id(&job);
+    while let Some(next) = job.next().await {
+        let (choice, piece) = next?;
+        pieces[choice].text += &piece.text;
+        pieces[choice].entries.extend(piece.entries);
+    }
+    let chat = job.asked.chat();
+    let choices: Vec<Value> = pieces
+        .into_iter()
+        .enumerate()
+        .map(|(index, piece)| {
+            let mut choice = json!({"index": index});
+            if chat {
+                choice["message"] =
+                    json!({"role": "assistant", "content": piece.text, "refusal": null});
+            } else {
+                choice["text"] = (echo(&job) + &piece.text).into();
+            }
+            choice["logprobs"] = logprobs(&job, &piece.entries);
+            choice["finish_reason"] = job.answers[index].finish.map(|f| f.name()).into();
+            if job.asked.token_ids {
+                choice["token_ids"] = ids(&job, &piece.entries);
+            }
+            choice["reproducibility_key"] = json!(job.promises[index].key);
+            choice
+        })
+        .collect();
+    let object = if chat {
+        "chat.completion"
+    } else {
+        "text_completion"
+    };
+    let mut reply = head(&job, &id, object);
+    reply["choices"] = choices.into();
+    reply["usage"] = usage(&job);
+    extensions(&job, &mut reply);
+    Ok(Json(reply).into_response())
+}
+
+/// Sends chunks as they come. The job ends when the reader goes away.
+pub fn stream(mut job: Job, in_flight: InFlight) -> Response {
+    let (sender, chunks) = mpsc::channel::<Result<Event, Infallible>>(CHUNKS);
+    tokio::spawn(async move {
+        let _in_flight = in_flight;
+        tokio::select! {
+            _ = sender.closed() => {}
+            _ = send_all(&mut job, &sender) => {}
+        }
+    });
+    Sse::new(ReceiverStream::new(chunks))
+        .keep_alive(KeepAlive::default())
+        .into_response()
+}
+
+/// Sends every chunk; an error only says that nobody reads any more.
+async fn send_all(
+    job: &mut Job,
+    sender: &mpsc::Sender<Result<Event, Infallible>>,
+) -> Result<(), mpsc::error::SendError<Result<Event, Infallible>>> {
+    let chat = job.asked.chat();
+    let object = if chat {
+        "chat.completion.chunk"
+    } else {
+        "text_completion"
+    };
+    let mut template = head(job, &id(job), object);
+    if job.asked.include_usage {
+        template["usage"] = Value::Null;
+    }
+    let chunk = |choices: Value| {
+        let mut chunk = template.clone();
+        chunk["choices"] = choices;
+        chunk
+    };
+    let event = |value: &Value| Ok(Event::default().data(value.to_string()));
+    for index in 0..job.answers.len() {
+        let mut choice = json!({"index": index});
+        if chat {
+            choice["delta"] = json!({"role": "assistant", "content": ""});
+        } else {
+            choice["text"] = echo(job).into();
+        }
+        choice["logprobs"] = Value::Null;
+        choice["finish_reason"] = Value::Null;
+        choice["reproducibility_key"] = json!(job.promises[index].key);
+        let mut first = chunk(json!([choice]));
+        extensions(job, &mut first);
+        sender.send(event(&first)).await?;
+    }
+    while let Some(next) = job.next().await {
+        let (index, piece) = match next {
+            Ok(next) => next,
+            Err(error) => {
+                sender.send(event(&error.to_json())).await?;
+                return Ok(());
+            }
+        };
+        let finish = job.answers[index].finish;
+        let reported = job.asked.logprobs.is_some() || job.asked.token_ids;
+        if piece.text.is_empty() && finish.is_none() && !(reported && !piece.entries.is_empty()) {
+            continue;
+        }
+        let mut choice = json!({"index": index});
+        if chat {
+            choice["delta"] = match piece.text.as_str() {
+                "" => json!({}),
+                text => json!({"content": text}),
+            };
+        } else {
+            choice["text"] = piece.text.into();
+        }
+        choice["logprobs"] = match piece.entries.is_empty() {
+            true => Value::Null,
+            false => logprobs(job, &piece.entries),
+        };
+        choice["finish_reason"] = finish.map(|f| f.name()).into();
+        if job.asked.token_ids {
+            choice["token_ids"] = ids(job, &piece.entries);
+        }
+        sender.send(event(&chunk(json!([choice])))).await?;
+    }
+    if job.asked.include_usage {
+        let mut last = chunk(json!([]));
+        last["usage"] = usage(job);
+        sender.send(event(&last)).await?;
+    }
+    sender.send(Ok(Event::default().data("[DONE]"))).await
+}
+
+fn id(job: &Job) -> String {
+    let kind = if job.asked.chat() { "chatcmpl" } else { "cmpl" };
+    format!("{kind}-{:016x}", random())
+}
+
+fn head(job: &Job, id: &str, object: &str) -> Value {
+    json!({
+        "id": id,
+        "object": object,
+        "created": now(),
+        "model": job.served.name,
+        "system_fingerprint": job.served.fingerprint(),
+    })
+}
+
+fn extensions(job: &Job, reply: &mut Value) {
+    let promise = &job.promises[0];
+    reply["seed"] = job.asked.sampling.seed.into();
+    reply["reproducibility"] = json!({
+        "protection": job.protection.name(),
+        "profile": job.served.facts.profile.name(),
+        "geometry": promise.geometry,
+        "numerics_id": job.served.numerics_id,
+        "environment_id": job.served.environment_id,
+        "key": promise.key,
+        "promised": promise.promised,
+        "reason": promise.reason,
+    });
+    if job.asked.token_ids {
+        reply["prompt_token_ids"] = json!(job.prompt);
+    }
+}
+
+fn usage(job: &Job) -> Value {
+    let completion: usize = job.answers.iter().map(|a| a.generated).sum();
+    json!({
+        "prompt_tokens": job.prompt.len(),
+        "completion_tokens": completion,
+        "total_tokens": job.prompt.len() + completion,
+        "prompt_tokens_details": {"cached_tokens": job.answers[0].cached},
+    })
+}
+
+/// The prompt's text where it is echoed.
+fn echo(job: &Job) -> String {
+    use crate::ask::Source;
+    match (&job.asked.source, &job.served.tokenizer) {
+        _ if !job.asked.echo => String::new(),
+        (Source::Text(text), _) => text.clone(),
+        (_, Some(tokenizer)) => tokenizer.decode(&job.prompt, false),
+        (_, None) => job.prompt.iter().map(|t| format!("{t} ")).collect(),
+    }
+}
+
+/// Generated tokens; an echoed prompt's are in `prompt_token_ids`.
+fn ids(job: &Job, entries: &[Entry]) -> Value {
+    let prompt = if job.asked.echo { job.prompt.len() } else { 0 };
+    // Where the prompt's entries are reported, they come first, all together.
+    let echoed = entries.iter().take_while(|e| e.row.is_none()).count();
+    let skip = if echoed > 0 {
+        entries.len().min(reported_prompt(job, prompt))
+    } else {
+        0
+    };
+    entries[skip..].iter().map(|e| e.token).collect()
+}
+
+fn reported_prompt(job: &Job, prompt: usize) -> usize {
+    match job.asked.logprobs {
+        Some(_) => prompt,
+        None => prompt.min(1), // its first token has an entry always
+    }
+}
+
+fn logprobs(job: &Job, entries: &[Entry]) -> Value {
+    let Some(alternatives) = job.asked.logprobs else {
+        return Value::Null;
+    };
+    if job.asked.chat() {
+        chat_logprobs(job, entries, alternatives)
+    } else {
+        completion_logprobs(job, entries, alternatives)
+    }
+}
+
+/// ln p of a token; OpenAI's floor stands for what JSON can't say.
+fn logprob(logit: f32, log_sum_exp: f32) -> f32 {
+    match logit - log_sum_exp {
+        p if p.is_finite() => p,
+        _ => -9999.0,
+    }
+}
+
+/// The bits of a logit, as `generate --json` writes them.
+fn bits(logit: f32) -> String {
+    format!("{:#010x}", logit.to_bits())
+}
+
+fn chat_logprobs(job: &Job, entries: &[Entry], alternatives: usize) -> Value {
+    let one = |text: &str, id: u32, logit: f32, lse: f32| {
+        // A part of a character has no text of its own.
+        let bytes = (!text.contains('\u{fffd}')).then(|| text.as_bytes());
+        let mut token = json!({"token": text, "logprob": logprob(logit, lse), "bytes": bytes});
+        if job.asked.logit_bits {
+            token["token_id"] = id.into();
+            token["logit_bits"] = bits(logit).into();
+        }
+        token
+    };
+    let content: Vec<Value> = entries
+        .iter()
+        .filter_map(|e| {
+            let row = e.row.as_ref()?;
+            let mut token = one(&e.text, e.token, row.chosen_logit?, row.log_sum_exp);
+            let top = row.top.iter().take(alternatives);
+            token["top_logprobs"] = top
+                .map(|&(id, z)| one(&text(job, id), id, z, row.log_sum_exp))
+                .collect();
+            Some(token)
+        })
+        .collect();
+    json!({"content": content, "refusal": null})
+}
+
+fn completion_logprobs(job: &Job, entries: &[Entry], alternatives: usize) -> Value {
+    let each = |f: &dyn Fn(&Entry) -> Value| entries.iter().map(f).collect::<Value>();
+    let chosen = |e: &Entry| Some((e.row.as_ref()?.chosen_logit?, e.row.as_ref()?.log_sum_exp));
+    let mut all = json!({
+        "tokens": each(&|e| e.text.as_str().into()),
+        "token_logprobs": each(&|e| chosen(e).map(|(z, lse)| logprob(z, lse)).into()),
+        "top_logprobs": each(&|e| match &e.row {
+            None => Value::Null,
+            Some(row) => {
+                let mut top = Map::new();
+                for &(id, z) in row.top.iter().take(alternatives) {
+                    // Of several tokens with one text, the most probable.
+                    top.entry(text(job, id)).or_insert_with(|| json!(logprob(z, row.log_sum_exp)));
+                }
+                top.into()
+            }
+        }),
+        "text_offset": each(&|e| e.offset.into()),
+    });
+    if job.asked.logit_bits {
+        all["token_ids"] = each(&|e| e.token.into());
+        all["token_logit_bits"] = each(&|e| chosen(e).map(|(z, _)| bits(z)).into());
+        all["top_logit_bits"] = each(&|e| match &e.row {
+            None => Value::Null,
+            Some(row) => row
+                .top
+                .iter()
+                .take(alternatives)
+                .map(|&(id, z)| json!({"token_id": id, "logit_bits": bits(z)}))
+                .collect(),
+        });
+    }
+    all
+}
+
+fn text(job: &Job, id: u32) -> String {
+    token_text(job.served.tokenizer.as_ref(), id)
+}

@@ -1,0 +1,306 @@
+//! Paths and their handlers.
+
+use crate::ask::{self, random};
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::job::{Job, chat_ids};
+use crate::reply;
+use crate::server::Shared;
+use axum::body::{Bytes, to_bytes};
+use axum::extract::{MatchedPath, Path, Request, State};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+
+type App = State<Arc<Shared>>;
+type Answered = Result<Response, ApiError>;
+
+/// The whole service.
+pub fn router(shared: Arc<Shared>) -> Router {
+    let api = Router::new()
+        .route("/v1/completions", post(completions))
+        .route("/v1/chat/completions", post(chat))
+        .route("/v1/models", get(models))
+        .route("/v1/models/{*name}", get(model))
+        .route("/tokenize", post(tokenize))
+        .route("/detokenize", post(detokenize))
+        .route(
+            "/v1/embeddings",
+            post(|| refused("embeddings are not supported: this server generates text")),
+        )
+        .route(
+            "/v1/responses",
+            post(|| refused("the Responses API is not supported; use /v1/chat/completions")),
+        )
+        .route(
+            "/v1/load_lora_adapter",
+            post(|| refused("LoRA adapters are not supported")),
+        )
+        .route(
+            "/v1/unload_lora_adapter",
+            post(|| refused("LoRA adapters are not supported")),
+        )
+        .route_layer(middleware::from_fn_with_state(Arc::clone(&shared), keys));
+    Router::new()
+        .route("/live", get(|| async { Json(json!({"status": "live"})) }))
+        .route("/health", get(health))
+        .route("/version", get(version))
+        .route("/metrics", get(metrics))
+        .merge(api)
+        .fallback(|| async {
+            ApiError::new(
+                StatusCode::NOT_FOUND,
+                "not_found",
+                "there is nothing at this path",
+            )
+        })
+        .method_not_allowed_fallback(|| async {
+            ApiError::new(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "method_not_allowed",
+                "this path has other methods",
+            )
+        })
+        .layer(middleware::from_fn_with_state(Arc::clone(&shared), account))
+        .with_state(shared)
+}
+
+async fn refused(why: &'static str) -> ApiError {
+    ApiError::new(StatusCode::NOT_FOUND, "unsupported", why)
+}
+
+/// Gives each request an id, counts it and logs it.
+async fn account(State(shared): App, request: Request, next: Next) -> Response {
+    let given = request.headers().get("x-request-id");
+    let given = given.filter(|id| id.len() <= 128).cloned();
+    let id = given.unwrap_or_else(|| {
+        HeaderValue::from_str(&format!("req-{:016x}", random()))
+            .unwrap_or(HeaderValue::from_static("req"))
+    });
+    let path = request.extensions().get::<MatchedPath>();
+    let path = path.map_or("other".to_string(), |p| p.as_str().to_string());
+    let start = std::time::Instant::now();
+    let mut response = next.run(request).await;
+    let status = response.status().as_u16();
+    shared.metrics.request(&path, status);
+    tracing::info!(request = ?id, path, status, ms = start.elapsed().as_millis() as u64, "answered");
+    response.headers_mut().insert("x-request-id", id);
+    response
+}
+
+/// Lets only holders of a key through, where there are keys. Hashes are compared, in constant time.
+async fn keys(State(shared): App, request: Request, next: Next) -> Answered {
+    let keys = &shared.options.keys;
+    let given = request.headers().get(header::AUTHORIZATION);
+    let given = given.and_then(|v| v.as_bytes().strip_prefix(b"Bearer "));
+    let known = given.map(blake3::hash).is_some_and(|given| {
+        // All are looked at, so that the time does not tell which matched.
+        keys.iter()
+            .fold(false, |found, key| found | (*key == given))
+    });
+    if keys.is_empty() || known {
+        return Ok(next.run(request).await);
+    }
+    Err(ApiError::new(
+        StatusCode::UNAUTHORIZED,
+        "invalid_api_key",
+        "a valid API key is needed: Authorization: Bearer KEY",
+    ))
+}
+
+async fn health(State(shared): App) -> Answered {
+    let engine = shared.served()?.engine.clone();
+    let stats = tokio::task::spawn_blocking(move || engine.stats()).await;
+    stats.map_err(|e| ApiError::unavailable(e.to_string()))??;
+    Ok(Json(json!({"status": "ok"})).into_response())
+}
+
+async fn version(State(shared): App) -> Answered {
+    let served = shared
+        .loaded()
+        .ok_or_else(|| ApiError::unavailable("the server is starting"))?;
+    let mut version = served.version.clone();
+    version["system_fingerprint"] = served.fingerprint().into();
+    Ok(Json(version).into_response())
+}
+
+async fn metrics(State(shared): App) -> Response {
+    let engine = shared.loaded().map(|s| s.engine.clone());
+    let stats = match engine {
+        Some(engine) => tokio::task::spawn_blocking(move || engine.stats().ok())
+            .await
+            .ok()
+            .flatten(),
+        None => None,
+    };
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    (
+        [(header::CONTENT_TYPE, kind)],
+        shared.metrics.text(stats.as_ref()),
+    )
+        .into_response()
+}
+
+fn card(served: &crate::Served) -> Value {
+    json!({
+        "id": served.name,
+        "object": "model",
+        "created": 0, // the file's age says nothing about the model
+        "owned_by": "blocklock",
+        "max_model_len": served.facts.context,
+        "protections": served.protections.iter().map(|p| p.name()).collect::<Vec<_>>(),
+        "numerics_id": served.numerics_id,
+        "environment_id": served.environment_id,
+    })
+}
+
+async fn models(State(shared): App) -> Answered {
+    let served = shared.served()?;
+    Ok(Json(json!({"object": "list", "data": [card(served)]})).into_response())
+}
+
+async fn model(State(shared): App, Path(name): Path<String>) -> Answered {
+    let served = shared.served()?;
+    if name != served.name {
+        let message = format!("model '{name}' does not exist");
+        return Err(ApiError::new(
+            StatusCode::NOT_FOUND,
+            "model_not_found",
+            message,
+        ));
+    }
+    Ok(Json(card(served)).into_response())
+}
+
+/// A whole body, within the limits of size and time.
+async fn body(shared: &Shared, request: Request) -> Result<Bytes, ApiError> {
+    let limit = shared.options.body_bytes;
+    let read = tokio::time::timeout(
+        shared.options.body_time,
+        to_bytes(request.into_body(), limit),
+    )
+    .await;
+    match read {
+        Ok(Ok(bytes)) => Ok(bytes),
+        Ok(Err(e)) => {
+            let long = std::error::Error::source(&e)
+                .is_some_and(|s| s.to_string().contains("length limit"));
+            Err(match long {
+                true => ApiError::new(
+                    StatusCode::PAYLOAD_TOO_LARGE,
+                    "body_too_large",
+                    format!("the body is longer than {limit} bytes, the limit"),
+                ),
+                false => ApiError::new(
+                    StatusCode::BAD_REQUEST,
+                    "bad_body",
+                    format!("the body cannot be read: {e}"),
+                ),
+            })
+        }
+        Err(_) => Err(ApiError::new(
+            StatusCode::REQUEST_TIMEOUT,
+            "body_timeout",
+            "the body took too long to come",
+        )),
+    }
+}
+
+async fn completions(State(shared): App, request: Request) -> Answered {
+    answer(shared, request, ask::completion).await
+}
+
+async fn chat(State(shared): App, request: Request) -> Answered {
+    answer(shared, request, ask::chat).await
+}
+
+async fn answer(
+    shared: Arc<Shared>,
+    request: Request,
+    read: fn(&[u8]) -> Result<ask::Asked, ApiError>,
+) -> Answered {
+    let (in_flight, served) = shared.enter()?;
+    let body = body(&shared, request).await?;
+    // Tokenizing takes time, and the engine answers between steps.
+    let job = blocking(move || Job::start(&served, &shared.options, &shared.metrics, read(&body)?))
+        .await?;
+    if job.asked.stream {
+        return Ok(reply::stream(job, in_flight));
+    }
+    reply::whole(job).await
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|e| Err(ApiError::broken(e.to_string())))
+}
+
+async fn tokenize(State(shared): App, request: Request) -> Answered {
+    let (_in_flight, served) = shared.enter()?;
+    let body = body(&shared, request).await?;
+    blocking(move || {
+        let mut f = Fields::parse(&body)?;
+        let _model: Option<String> = f.take("model")?;
+        let text: Option<String> = f.take("prompt")?;
+        let add_special = f.or("add_special_tokens", true)?;
+        let messages = f.take("messages")?;
+        f.finish()?;
+        let Some(tokenizer) = &served.tokenizer else {
+            return Err(ApiError::unsupported(
+                "prompt",
+                "this model has no tokenizer",
+            ));
+        };
+        let ids = match (text, messages) {
+            (Some(text), None) => tokenizer
+                .encode(&text, add_special, true)
+                .map_err(|e| ApiError::field("prompt", e))?,
+            (None, Some(messages)) => {
+                chat_ids(&served, &ask::conversation(messages)?, &Map::new())?
+            }
+            _ => {
+                return Err(ApiError::field(
+                    "prompt",
+                    "either prompt or messages is needed",
+                ));
+            }
+        };
+        let reply =
+            json!({"count": ids.len(), "max_model_len": served.facts.context, "tokens": ids});
+        Ok(Json(reply).into_response())
+    })
+    .await
+}
+
+async fn detokenize(State(shared): App, request: Request) -> Answered {
+    let (_in_flight, served) = shared.enter()?;
+    let body = body(&shared, request).await?;
+    blocking(move || {
+        let mut f = Fields::parse(&body)?;
+        let _model: Option<String> = f.take("model")?;
+        let tokens: Option<Vec<u32>> = f.take("tokens")?;
+        f.finish()?;
+        let tokens = tokens.ok_or_else(|| ApiError::field("tokens", "missing"))?;
+        let Some(tokenizer) = &served.tokenizer else {
+            return Err(ApiError::unsupported(
+                "tokens",
+                "this model has no tokenizer",
+            ));
+        };
+        let vocab = served.facts.vocab;
+        if let Some(id) = tokens.iter().find(|&&t| t as usize >= vocab) {
+            return Err(ApiError::field(
+                "tokens",
+                format!("{id} is outside the vocabulary of {vocab}"),
+            ));
+        }
+        Ok(Json(json!({"prompt": tokenizer.decode(&tokens, false)})).into_response())
+    })
+    .await
+}

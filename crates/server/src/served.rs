@@ -1,0 +1,62 @@
+//! What a server serves, as its owner hands it over.
+
+use engine::{EngineHandle, ModelFacts, Protection};
+use model::{ChatTemplate, Tokenizer};
+use numerics::sample::SamplingParams;
+use serde_json::Value;
+
+/// What a request is promised.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Promise {
+    /// The shapes its bits depend on; empty: none, or everything.
+    pub geometry: String,
+    /// Equal keys mean equal tokens and Top-20 bits; `None` where nothing is promised.
+    pub key: Option<String>,
+    /// Whether the promise holds here.
+    pub promised: bool,
+    /// Why.
+    pub reason: String,
+}
+
+/// Says what a prompt of these ids is promised.
+pub type Promises = dyn Fn(Protection, &[u32], &SamplingParams) -> Promise + Send + Sync;
+
+/// A model on its engine.
+pub struct Served {
+    /// The engine's thread.
+    pub engine: EngineHandle,
+    /// The model's name in the API.
+    pub name: String,
+    /// Absent: prompts are token ids only.
+    pub tokenizer: Option<Tokenizer>,
+    /// Absent: no chat.
+    pub template: Option<ChatTemplate>,
+    /// Vocabulary and context.
+    pub facts: ModelFacts,
+    /// Tokens the KV pool holds.
+    pub kv_tokens: usize,
+    /// Identity of numerics, model and profile.
+    pub numerics_id: String,
+    /// Identity of everything else.
+    pub environment_id: String,
+    /// Protection of requests that name none.
+    pub protection: Protection,
+    /// Protections served; others are refused.
+    pub protections: Vec<Protection>,
+    /// What requests are promised.
+    pub promises: Box<Promises>,
+    /// What `/version` says.
+    pub version: Value,
+}
+
+impl Served {
+    /// The short form of both identities.
+    pub fn fingerprint(&self) -> String {
+        let short = |id: &str| id.chars().take(12).collect::<String>();
+        format!(
+            "{}-{}",
+            short(&self.numerics_id),
+            short(&self.environment_id)
+        )
+    }
+}

@@ -80,6 +80,18 @@ impl EngineHandle {
         self.ask(|reply| Command::Submit(request, sink, reply))
     }
 
+    /// Queues several requests; the answers come together, after a step at most, in the same order.
+    pub fn submit_all(
+        &self,
+        requests: impl IntoIterator<Item = (Request, Sink)>,
+    ) -> Vec<Result<RequestId, SubmitError>> {
+        let asked: Vec<_> = requests
+            .into_iter()
+            .map(|(request, sink)| self.send(|reply| Command::Submit(request, sink, reply)))
+            .collect();
+        asked.into_iter().map(|a| receive(&a?)).collect()
+    }
+
     /// Ends a request; its stream gets `Finished`. Nothing happens where it has ended already.
     pub fn cancel(&self, id: RequestId) {
         let _ = self.commands.send(Command::Cancel(id)); // a stopped engine has no requests
@@ -112,11 +124,25 @@ impl EngineHandle {
         &self,
         command: impl FnOnce(Sender<Result<T, SubmitError>>) -> Command,
     ) -> Result<T, SubmitError> {
-        let (reply, answer) = mpsc::channel();
-        let gone = || SubmitError::Stopped("its thread has ended".into());
-        self.commands.send(command(reply)).map_err(|_| gone())?;
-        answer.recv().unwrap_or_else(|_| Err(gone()))
+        receive(&self.send(command)?)
     }
+
+    fn send<T>(
+        &self,
+        command: impl FnOnce(Sender<Result<T, SubmitError>>) -> Command,
+    ) -> Result<Receiver<Result<T, SubmitError>>, SubmitError> {
+        let (reply, answer) = mpsc::channel();
+        self.commands.send(command(reply)).map_err(|_| gone())?;
+        Ok(answer)
+    }
+}
+
+fn receive<T>(answer: &Receiver<Result<T, SubmitError>>) -> Result<T, SubmitError> {
+    answer.recv().unwrap_or_else(|_| Err(gone()))
+}
+
+fn gone() -> SubmitError {
+    SubmitError::Stopped("its thread has ended".into())
 }
 
 /// A request's events; the last is `Finished`, whatever happens. Dropping the stream cancels the request.

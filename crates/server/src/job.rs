@@ -13,7 +13,7 @@ use numerics::sample::SamplingParams;
 use serde_json::{Map, Value};
 use std::sync::Arc;
 use std::time::Instant;
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 /// See the module's page.
 pub struct Job {
@@ -27,12 +27,15 @@ pub struct Job {
     pub promises: Vec<Promise>,
     pub answers: Vec<Answer>,
     metrics: Arc<Metrics>,
-    events: UnboundedReceiver<(usize, Event)>,
+    events: Events,
     running: Running,
     deadline: Instant,
     start: Instant,
     last: Vec<Option<Instant>>,
 }
+
+/// Events of all choices, each with its index.
+type Events = UnboundedReceiver<(usize, Event)>;
 
 /// Requests in the engine; dropped ones are cancelled.
 struct Running {
@@ -120,7 +123,7 @@ impl Job {
         prompt: &[u32],
         max_tokens: usize,
         protection: Protection,
-    ) -> Result<(Vec<Promise>, Running, UnboundedReceiver<(usize, Event)>), Refused> {
+    ) -> Result<(Vec<Promise>, Running, Events), Refused> {
         let unavailable = |reason: &str| {
             let reason = reason.into();
             SubmitError::Refused(Refusal::Unavailable { protection, reason })
@@ -143,14 +146,18 @@ impl Job {
             engine: served.engine.clone(),
             ids: Vec::new(),
         };
-        let (sender, events) = unbounded_channel();
-        let mut promises = Vec::new();
-        for choice in 0..asked.n {
-            let sampling = SamplingParams {
-                choice,
-                ..asked.sampling.clone()
-            };
-            let promise = (served.promises)(protection, prompt, &sampling);
+        let (sender, events) = unbounded_channel::<(usize, Event)>();
+        let choices = (0..asked.n).map(|choice| SamplingParams {
+            choice,
+            ..asked.sampling.clone()
+        });
+        let promises: Vec<Promise> = choices
+            .clone()
+            .map(|sampling| (served.promises)(protection, prompt, &sampling))
+            .collect();
+        let requests = choices.map(|sampling| {
+            let (sender, choice) = (sender.clone(), sampling.choice as usize);
+            let sink = move |event| sender.send((choice, event)).is_ok();
             let request = Request {
                 sampling,
                 stop_tokens: stop_tokens.clone(),
@@ -158,16 +165,23 @@ impl Job {
                 cache_salt: asked.cache_salt.clone(),
                 ..Request::new(prompt.to_vec(), protection, max_tokens)
             };
-            let sender: UnboundedSender<(usize, Event)> = sender.clone();
-            let sink = move |event| sender.send((choice as usize, event)).is_ok();
-            let id = served.engine.submit_with(request, Box::new(sink));
-            running.ids.push(id.map_err(Refused::Engine)?);
-            // After the engine's own refusals, which say more.
-            if !promise.promised && protection != Protection::None && !options.allow_downgrade {
-                let why = format!("{protection} cannot be kept: {}", promise.reason);
-                return Err(Refused::Here(ApiError::field("protection", why)));
+            (request, Box::new(sink) as engine::thread::Sink)
+        });
+        let mut refused = None;
+        for id in served.engine.submit_all(requests) {
+            match id {
+                Ok(id) => running.ids.push(id),
+                Err(error) => refused = refused.or(Some(error)),
             }
-            promises.push(promise);
+        }
+        if let Some(error) = refused {
+            return Err(Refused::Engine(error)); // the others are cancelled
+        }
+        // After the engine's own refusals, which say more.
+        let kept = promises[0].promised || protection == Protection::None;
+        if !kept && !options.allow_downgrade {
+            let why = format!("{protection} cannot be kept: {}", promises[0].reason);
+            return Err(Refused::Here(ApiError::field("protection", why)));
         }
         Ok((promises, running, events))
     }

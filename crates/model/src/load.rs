@@ -21,8 +21,7 @@ pub enum ModelSource {
 }
 
 /// What `--model` may be, for messages.
-const ALLOWED: &str =
-    "a directory with config.json and model.safetensors, a GGUF file, or synthetic:NAME[@SEED]";
+const ALLOWED: &str = "a directory with config.json and model.safetensors, a GGUF file, synthetic:NAME[@SEED], or OWNER/NAME of a hub";
 
 /// Why a model could not be loaded. Messages are one line.
 #[derive(Debug, thiserror::Error)]
@@ -34,14 +33,6 @@ pub enum LoadError {
         given: String,
         /// What the operating system said.
         reason: String,
-    },
-    /// It looks like a model on a hub.
-    #[error(
-        "model \"{given}\" is no file or directory here, and fetching hub ids is not supported yet; allowed: {ALLOWED}"
-    )]
-    HubId {
-        /// The argument.
-        given: String,
     },
     /// A synthetic model that does not exist.
     #[error(transparent)]
@@ -78,29 +69,12 @@ impl ModelSource {
                 given: one_line(given),
                 reason: "neither a file nor a directory".to_string(),
             }),
-            Err(_) if is_hub_id(given) => Err(LoadError::HubId {
-                given: one_line(given),
-            }),
             Err(e) => Err(LoadError::NotFound {
                 given: one_line(given),
                 reason: e.to_string(),
             }),
         }
     }
-}
-
-/// `owner/name`, and not a path with a file's ending.
-fn is_hub_id(s: &str) -> bool {
-    let part = |p: &str| {
-        let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
-        !p.is_empty() && !p.starts_with('.') && p.bytes().all(plain)
-    };
-    let file = [".gguf", ".safetensors", ".json"]
-        .iter()
-        .any(|end| s.ends_with(end));
-    !file
-        && s.split_once('/')
-            .is_some_and(|(owner, name)| part(owner) && part(name))
 }
 
 /// Where a model's tokenizer and chat template can be found.

@@ -30,8 +30,8 @@ pub struct Failure {
     pub message: String,
     /// Another try may succeed.
     pub again: bool,
-    /// The server has no such page.
-    pub not_found: bool,
+    /// The server's answer, where it gave one that is a failure.
+    pub status: Option<u16>,
 }
 
 impl Failure {
@@ -40,7 +40,7 @@ impl Failure {
         Self {
             message: message.into(),
             again: false,
-            not_found: false,
+            status: None,
         }
     }
 
@@ -71,12 +71,23 @@ pub fn with_retries<T>(mut attempt: impl FnMut(u32) -> Result<T, Failure>) -> Re
     }
 }
 
-/// GETs `url`; answers other than 2xx are failures. `try_number` counts from 0.
+/// GETs `url` and what it redirects to; answers other than 2xx are failures. `try_number` counts from 0.
 pub fn get(
     settings: &Settings,
     url: &Url,
     headers: &[(&str, String)],
     try_number: u32,
+) -> Result<Response<Body>, Failure> {
+    get_through(settings, url, headers, try_number, 10)
+}
+
+/// The same, following this many redirects. Where none are followed, one is an answer.
+pub fn get_through(
+    settings: &Settings,
+    url: &Url,
+    headers: &[(&str, String)],
+    try_number: u32,
+    redirects: u32,
 ) -> Result<Response<Body>, Failure> {
     let proxy = settings.proxy_for(url);
     let through = proxy.map_or(String::new(), |proxy| {
@@ -95,6 +106,8 @@ pub fn get(
     let agent: Agent = Agent::config_builder()
         .proxy(proxy)
         .tls_config(tls)
+        .max_redirects(redirects)
+        .max_redirects_will_error(redirects > 0)
         .timeout_connect(Some(CONNECT * (try_number + 1)))
         .timeout_recv_response(Some(settings.timeout))
         .timeout_per_read(Some(settings.timeout))
@@ -118,16 +131,16 @@ pub fn get(
 /// What an error of the HTTP library means to the user.
 pub fn describe(error: &ureq::Error) -> Failure {
     match error {
-        ureq::Error::StatusCode(404) => Failure {
-            not_found: true,
-            ..Failure::lasting("the server answers 404, not found")
-        },
-        ureq::Error::StatusCode(code @ (401 | 403)) => Failure::lasting(format!(
-            "the server answers {code}, not allowed with these credentials"
-        )),
         ureq::Error::StatusCode(code) => Failure {
+            message: match code {
+                404 => "the server answers 404, not found".into(),
+                401 | 403 => {
+                    format!("the server answers {code}, not allowed with these credentials")
+                }
+                _ => format!("the server answers {code}"),
+            },
             again: *code >= 500 || *code == 429,
-            ..Failure::lasting(format!("the server answers {code}"))
+            status: Some(*code),
         },
         ureq::Error::Timeout(what) => Failure::passing(format!("no answer in time ({what})")),
         ureq::Error::HostNotFound => Failure::lasting("the host's name is not known"),

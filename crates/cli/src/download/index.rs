@@ -25,7 +25,7 @@ pub fn find(settings: &Settings, project: &str, file: &str) -> Result<Url, Failu
                 let message = format!("{page} does not list {file}");
                 missing = missing.or(Some(Failure::lasting(message)));
             }
-            Err(failure) if failure.not_found => missing = missing.or(Some(failure)),
+            Err(failure) if failure.status == Some(404) => missing = missing.or(Some(failure)),
             Err(failure) => return Err(failure),
         }
     }

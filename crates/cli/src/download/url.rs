@@ -68,7 +68,12 @@ impl Url {
 
     /// A page below this one: an index's page of a project.
     pub fn child(&self, name: &str) -> Self {
-        let path = format!("{}/{name}/", self.path.trim_end_matches('/'));
+        self.below(&format!("{name}/"))
+    }
+
+    /// What lies below this one at a path, which is percent-encoded already.
+    pub fn below(&self, path: &str) -> Self {
+        let path = format!("{}/{path}", self.path.trim_end_matches('/'));
         Self {
             path,
             ..self.clone()

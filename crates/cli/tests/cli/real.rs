@@ -1,4 +1,4 @@
-//! The default model's known answers. They run where its file is at hand, else say so.
+//! Known answers of the default model and, where somebody has its file, of Gemma 3 270M. What is not at hand is said.
 
 use crate::support::*;
 use serde_json::Value;
@@ -15,6 +15,10 @@ fn model(test: &str) -> Option<String> {
         }
     }
 }
+
+/// The scored text.
+const TEXT: &str = "The quick brown fox jumps over the lazy dog. Water boils at one hundred degrees Celsius at sea level, and \
+    freezes at zero degrees. The capital of Italy is Rome, and the capital of Japan is Tokyo.";
 
 fn ids(choice: &Value) -> Vec<u64> {
     let list = choice["token_ids"].as_array().expect("ids");
@@ -106,9 +110,7 @@ fn mean_nll_of_a_text() {
     let Some(model) = model("mean_nll_of_a_text") else {
         return;
     };
-    let text = "The quick brown fox jumps over the lazy dog. Water boils at one hundred degrees Celsius at sea level, and \
-                freezes at zero degrees. The capital of Italy is Rome, and the capital of Japan is Tokyo.";
-    let report = json(&["generate", "--model", &model, "--score", text, "--json"]);
+    let report = json(&["generate", "--model", &model, "--score", TEXT, "--json"]);
     let nll = report["mean_nll"].as_f64().expect("a number");
     assert!((nll - 2.900).abs() < 0.005, "{nll}");
 }
@@ -168,4 +170,35 @@ fn empty_and_endless_prompts_are_refused() {
         assert_eq!((ran.code, ran.err.lines().count()), (2, 1), "{}", ran.err);
         assert!(ran.err.contains(word), "{}", ran.err);
     }
+}
+
+/// Gemma 3 270M's base model as a GGUF file of 253,113,024 bytes (Q8_0, Q5_0, Q4_K and Q6_K). Its terms are not those of this
+/// project, so nothing fetches it: BLOCKLOCK_GEMMA3 names a copy. The answers are those of a plain float32 program on
+/// exactly widened weights.
+#[test]
+fn gemma_3_answers_as_known() {
+    let path = std::env::var("BLOCKLOCK_GEMMA3").unwrap_or_default();
+    if path.is_empty() {
+        println!("not run: gemma_3_answers_as_known: BLOCKLOCK_GEMMA3 names no file");
+        return;
+    }
+    let prompt = "The capital of France is";
+    let model = ["generate", "--model", &path, "--json"];
+    let report = json(&[&model[..], &[prompt, "--max-tokens", "24"]].concat());
+    let prompt = report["prompt_ids"].as_array().expect("ids");
+    assert_eq!(prompt, &[2, 818, 5279, 529, 7001, 563]);
+    let choice = &report["choices"][0];
+    assert_eq!(
+        ids(choice),
+        [
+            506, 5279, 529, 506, 2891, 529, 7001, 236_761, 1030, 563, 506, 7488, 3207, 528, 7001,
+            532, 506, 1855, 7488, 3207, 528, 3879, 236_761, 1030
+        ]
+    );
+    let story = " the capital of the country of France. It is the largest city in France and the second largest city in \
+                 Europe. It";
+    assert_eq!(choice["text"], story);
+    let report = json(&[&model[..], &["--score", TEXT]].concat());
+    let nll = report["mean_nll"].as_f64().expect("a number");
+    assert!((nll - 2.653).abs() < 0.005, "{nll}");
 }

@@ -22,6 +22,8 @@ pub fn blocklock(args: &[&str]) -> Command {
         .args(args)
         .env_remove("BLOCKLOCK_MODEL")
         .env_remove("BLOCKLOCK_LOG")
+        // No test asks a hub but one of its own.
+        .env("HF_HUB_OFFLINE", "1")
         .env(
             "BLOCKLOCK_CACHE",
             concat!(env!("CARGO_TARGET_TMPDIR"), "/cache"),

@@ -8,6 +8,7 @@ use crate::session::{KvNeed, Opened, Session};
 use crate::settings::Settings;
 use anyhow::{Result, bail};
 use engine::Protection;
+use engine::certify::Certificate;
 use numerics::Profile;
 use serde_json::{Value, json};
 
@@ -152,7 +153,13 @@ fn document(session: &Session, kv_blocks: usize) -> Result<Value> {
     document["weights"]["hash"] = session.model().weights_hash().to_string().into();
     document["device_facts"] = Value::Object(facts);
     document["protections"] = Protection::ALL.into_iter().map(supported).collect();
-    document["certificates"] = serde_json::to_value(certificates::all(session))?;
+    let shown = |c: &Certificate| -> Result<Value> {
+        let mut shown = serde_json::to_value(c)?;
+        shown["verdict"] = certificates::verdict(c).into();
+        Ok(shown)
+    };
+    let kept = certificates::all(session);
+    document["certificates"] = kept.iter().map(shown).collect::<Result<Value>>()?;
     document["settings"] = serde_json::to_value(session.settings())?;
     Ok(document)
 }
@@ -295,18 +302,11 @@ fn text(d: &Value) -> String {
         .collect();
     out += &format!("protections    {}\n", protections.join(", "));
     for c in d["certificates"].as_array().into_iter().flatten() {
-        let shares = match c["equivariant"] == true {
-            true => "; a target's row does not matter",
-            false => "",
-        };
-        let verdict = match &c["broken_by"] {
-            Value::Null => "certified".to_string(),
-            by => format!("NOT KEPT HERE: changed by {}", show(by)),
-        };
         out += &format!(
-            "               {}: {} {verdict}{shares}\n",
+            "               {}: {} {}\n",
             show(&c["protection"]),
-            show(&c["geometry"])
+            show(&c["geometry"]),
+            show(&c["verdict"])
         );
     }
     out += &format!(

@@ -31,7 +31,7 @@ pub enum CertifyError {
     /// The protection has no locked geometry.
     #[error("protection {0} has no locked geometry to certify")]
     NotLocked(Protection),
-    /// No launch holds such a prompt.
+    /// No launch holds such a prompt, or the device has no kernels for one.
     #[error("{0}")]
     Refused(String),
     /// Too little KV.
@@ -92,6 +92,10 @@ pub fn certify(
         .1;
     if let Some(reason) = one.refuses(prompt) {
         return Err(CertifyError::Refused(reason));
+    }
+    let family = one.provenance().family;
+    if !device.supports(family) {
+        return Err(CertifyError::Refused(device.unsupported(family)));
     }
     let mut bench = Bench {
         device,

@@ -21,7 +21,7 @@
 //! | sglang#33417 | the mask is split by query tile, a reduction by a size threshold | `a_cached_prefix_extended_by_1_to_257_tokens_gives_the_cold_bits`, `every_prompt_length_across_two_tiles_and_at_chunk_edges` |
 //! | llama.cpp#7052, llama.cpp#6950 | eight slots give several texts for one prompt | `eight_identical_requests_give_one_answer` |
 //! | llama.cpp#2838 | the first answer differs from repeats | `the_first_answer_equals_three_repeats_with_the_cache_on` |
-//! | llama.cpp#7381 | a seed given over HTTP is ignored | `the_seed_in_force_is_reported` (the command; there is no server) |
+//! | llama.cpp#7381 | a seed given over HTTP is ignored | `the_seed_in_force_is_reported` (the command); over HTTP the seed drawn is in the reply: `a_completion_has_the_shape_of_the_openai_api` |
 //! | ollama#4990 | the first answer after loading differs | `three_calls_after_a_start_and_three_after_a_restart_give_one_answer` |
 //! | candle#2031 | answers drift from the reference implementation's | `logits_are_those_of_transformers`, `near_the_decoder_in_f64`, `random_models_and_schedules_equal_the_reference`, `capital_of_france`, `a_little_girl`, `mean_nll_of_a_text` |
 //! | pegainfer#414, pegainfer#628 | unsafe combinations of flags start silently | `every_pair_of_settings_gives_the_plain_bits_or_is_refused` |

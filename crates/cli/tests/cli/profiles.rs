@@ -1,7 +1,8 @@
 //! `--profile`: both arithmetics, and what differs between them.
 
+use crate::serving::Serving;
 use crate::support::*;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const HOPPER: [&str; 2] = ["--profile", "hopper-bf16"];
 
@@ -112,20 +113,33 @@ fn check_holds_under_hopper_and_refuses_none() {
 }
 
 #[test]
-fn none_is_refused_where_it_has_no_kernels() {
-    let base = ["--model", TINY, "--protection", "none", "--max-tokens", "4"];
-    let generate = ["generate", "--prompt-ids", "1,2"];
-    let bench = ["bench", "--prompt-tokens", "8", "--repeats", "1"];
-    for command in [&generate[..], &bench] {
-        let ran = run(&[command, &base, &HOPPER].concat());
-        assert_eq!(ran.code, 2, "{}", ran.out);
-        assert!(
-            ran.err.contains(
-                "protection none is not available: profile hopper-bf16 has no vendor kernels"
-            ),
-            "{}",
-            ran.err
+fn vendor_protections_are_refused_where_they_have_no_kernels() {
+    for protection in ["none", "isolated", "rows", "pack"] {
+        let base = ["--model", TINY, "--protection", protection, "--max-tokens"];
+        let generate = ["generate", "--prompt-ids", "1,2"];
+        let bench = ["bench", "--prompt-tokens", "8", "--repeats", "1"];
+        let why = format!(
+            "protection {protection} is not available: profile hopper-bf16 has no vendor kernels"
         );
+        for command in [&generate[..], &bench] {
+            let ran = run(&[command, &base, &["4"], &HOPPER].concat());
+            assert_eq!(ran.code, 2, "{}", ran.out);
+            assert!(ran.err.contains(&why), "{}", ran.err);
+        }
+    }
+}
+
+#[test]
+fn a_server_starts_under_the_profile_and_refuses_what_has_no_kernels() {
+    let server = Serving::start(&[&["--model", TINY][..], &HOPPER].concat());
+    let ask = |protection: &str| {
+        let body = json!({"prompt": [1, 2, 3], "max_tokens": 4, "protection": protection});
+        server.post("/v1/completions", &body)
+    };
+    assert_eq!(ask("invariant").status, 200);
+    for protection in ["isolated", "rows", "pack"] {
+        let reply = ask(protection);
+        assert_eq!(reply.status, 400, "{}", reply.body);
     }
 }
 

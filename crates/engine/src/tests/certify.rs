@@ -104,4 +104,8 @@ fn what_cannot_be_certified_says_why() {
     assert!(error(Protection::None, 5, 200).contains("no locked geometry"));
     assert!(error(Protection::Rows, 65, 200).contains("holds 64"));
     assert!(error(Protection::Rows, 60, 2).contains("KV blocks"));
+    let (mut device, _) = fake_device(200, &[KernelFamily::Contract]);
+    let without = certify(&mut *device, &FACTS, &locked(), Protection::Rows, 5).unwrap_err();
+    assert!(matches!(without, CertifyError::Refused(_)), "{without}");
+    assert!(without.to_string().contains("without vendor kernels"));
 }

@@ -280,6 +280,24 @@ pub struct ServeArgs {
     /// Largest body
     #[arg(long, value_name = "SIZE", default_value = "8MiB", value_parser = values::size)]
     pub max_body: u64,
+    /// Seconds to receive a body
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub body_time: u32,
+    /// Connections at a time; more are answered with 503
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub max_connections: u32,
+    /// Largest request line with its headers; at least 8KiB
+    #[arg(long, value_name = "SIZE", default_value = "32KiB", value_parser = values::size)]
+    pub max_head: u64,
+    /// Seconds to receive them; also how long a connection may be idle
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub head_time: u32,
+    /// Seconds until a reader that takes nothing is cut off and its answer cancelled
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub write_time: u32,
+    /// Tokens of a stream that wait for a slow reader; then it is cut off
+    #[arg(long, value_name = "N", default_value_t = 65_536, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub max_backlog: u32,
     /// Most tokens of an answer
     #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub max_output_tokens: u32,

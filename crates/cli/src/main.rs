@@ -122,6 +122,7 @@ fn start_log(verbose: bool) {
     let _ = tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::new(filter))
         .with_writer(std::io::stderr)
+        .log_internal_errors(false) // a log that cannot be written must not end what runs
         .without_time()
         .try_init();
 }

@@ -29,7 +29,8 @@ pub fn run(global: &Global, args: &ServeArgs) -> Result<Outcome> {
     let opened = Opened::open(&settings)?;
     let server = Server::bind(args.listen, options(args)?)
         .with_context(|| format!("--listen {}: cannot listen there", args.listen))?;
-    output::print(&format!("listening on http://{}\n", server.address()))?;
+    // Where nobody can read this, it serves all the same.
+    let _ = output::print(&format!("listening on http://{}\n", server.address()));
     let session = opened.start(&protections, KvNeed::Settings)?;
     let certificates = certificates::all_rungs(global, &session, &protections)?;
     let config = EngineConfig {
@@ -70,18 +71,26 @@ pub fn run(global: &Global, args: &ServeArgs) -> Result<Outcome> {
         template,
         ..served
     });
-    output::print("ready\n")?;
+    let _ = output::print("ready\n");
     server.wait().context("the server failed")?;
     Ok(Outcome::Done)
 }
 
 fn options(args: &ServeArgs) -> Result<Options> {
     let seconds = |s: u32| Duration::from_secs(s.into());
+    if args.max_head < server::LEAST_HEAD as u64 {
+        bail!("--max-head {}: at least 8KiB is needed", args.max_head);
+    }
     Ok(Options {
+        connections: args.max_connections as usize,
+        head_bytes: args.max_head as usize,
+        head_time: seconds(args.head_time),
         body_bytes: args.max_body as usize,
         max_output_tokens: args.max_output_tokens as usize,
         request_time: seconds(args.request_time),
-        body_time: seconds(30),
+        body_time: seconds(args.body_time),
+        write_time: seconds(args.write_time),
+        backlog: args.max_backlog as usize,
         drain_time: seconds(args.drain_time),
         allow_downgrade: args.allow_downgrade,
         keys: keys(args)?,

@@ -12,8 +12,10 @@ use model::{Message, RenderOptions};
 use numerics::sample::SamplingParams;
 use serde_json::{Map, Value};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
-use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::sync::Semaphore;
+use tokio::sync::mpsc::{Receiver, channel, error::TrySendError};
 
 /// See the module's page.
 pub struct Job {
@@ -35,7 +37,11 @@ pub struct Job {
 }
 
 /// Events of all choices, each with its index.
-type Events = UnboundedReceiver<(usize, Event)>;
+struct Events {
+    receiver: Receiver<(usize, Event)>,
+    /// More came than a slow reader may leave waiting.
+    behind: Arc<AtomicBool>,
+}
 
 /// Requests in the engine; dropped ones are cancelled.
 struct Running {
@@ -146,7 +152,17 @@ impl Job {
             engine: served.engine.clone(),
             ids: Vec::new(),
         };
-        let (sender, events) = unbounded_channel::<(usize, Event)>();
+        // A whole reply needs all of its tokens anyhow.
+        let rows = prompt_rows_from.map_or(0, |_| prompt.len() * asked.n as usize);
+        let (sender, receiver) = channel(match asked.stream {
+            true => options.backlog + rows,
+            false => Semaphore::MAX_PERMITS,
+        });
+        let behind = Arc::new(AtomicBool::new(false));
+        let events = Events {
+            receiver,
+            behind: Arc::clone(&behind),
+        };
         let choices = (0..asked.n).map(|choice| SamplingParams {
             choice,
             ..asked.sampling.clone()
@@ -157,7 +173,14 @@ impl Job {
             .collect();
         let requests = choices.map(|sampling| {
             let (sender, choice) = (sender.clone(), sampling.choice as usize);
-            let sink = move |event| sender.send((choice, event)).is_ok();
+            let behind = Arc::clone(&behind);
+            let sink = move |event| {
+                let sent = sender.try_send((choice, event));
+                if matches!(sent, Err(TrySendError::Full(_))) {
+                    behind.store(true, Ordering::Relaxed);
+                }
+                sent.is_ok() && !behind.load(Ordering::Relaxed)
+            };
             let request = Request {
                 sampling,
                 stop_tokens: stop_tokens.clone(),
@@ -190,7 +213,12 @@ impl Job {
     pub async fn next(&mut self) -> Option<Result<(usize, Piece), ApiError>> {
         let tokenizer = self.served.tokenizer.as_ref();
         let open = self.answers.iter().position(|a| a.finish.is_none())?;
-        let event = tokio::time::timeout_at(self.deadline.into(), self.events.recv()).await;
+        let event =
+            tokio::time::timeout_at(self.deadline.into(), self.events.receiver.recv()).await;
+        if self.events.behind.load(Ordering::Relaxed) {
+            let why = "the answer broke off: its reader takes tokens too slowly";
+            return Some(Err(ApiError::broken(why)));
+        }
         let (choice, event) = match event {
             Err(_) => {
                 self.running.engine.cancel(self.running.ids[open]);

@@ -2,6 +2,7 @@
 
 mod answer;
 mod ask;
+mod connections;
 mod error;
 mod fields;
 mod job;
@@ -12,6 +13,7 @@ mod served;
 mod server;
 mod stop;
 
+pub use connections::LEAST_HEAD;
 pub use served::{Promise, Promises, Served};
 pub use server::{Options, Server};
 pub use stop::StopScanner;

@@ -46,7 +46,7 @@ pub fn router(shared: Arc<Shared>) -> Router {
         )
         .route_layer(middleware::from_fn_with_state(Arc::clone(&shared), keys));
     Router::new()
-        .route("/live", get(|| async { Json(json!({"status": "live"})) }))
+        .route("/live", get(live))
         .route("/health", get(health))
         .route("/version", get(version))
         .route("/metrics", get(metrics))
@@ -67,6 +67,27 @@ pub fn router(shared: Arc<Shared>) -> Router {
         })
         .layer(middleware::from_fn_with_state(Arc::clone(&shared), account))
         .with_state(shared)
+}
+
+/// What connections above their limit get: probes are answered, so that a crowd of clients is not taken for a failure.
+pub fn full(shared: Arc<Shared>) -> Router {
+    Router::new()
+        .route("/live", get(live))
+        .route("/health", get(health))
+        .fallback(|| async {
+            ApiError::unavailable("the server has all the connections it may have")
+        })
+        .layer(middleware::map_response(|mut response: Response| async {
+            let close = HeaderValue::from_static("close");
+            response.headers_mut().insert(header::CONNECTION, close);
+            response
+        }))
+        .layer(middleware::from_fn_with_state(Arc::clone(&shared), account))
+        .with_state(shared)
+}
+
+async fn live() -> Json<Value> {
+    Json(json!({"status": "live"}))
 }
 
 async fn refused(why: &'static str) -> ApiError {

@@ -1,25 +1,27 @@
 //! The server's life: bound, ready, draining, ended.
 
+use crate::connections;
 use crate::error::ApiError;
 use crate::metrics::Metrics;
 use crate::routes;
 use crate::served::Served;
-use axum::serve::ListenerExt;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 
-/// How long idle connections and slow readers may take once every answer is computed.
-const LAST_BYTES: Duration = Duration::from_secs(5);
-
 /// Limits and keys.
 #[derive(Debug, Clone)]
 pub struct Options {
+    /// Connections at a time; further ones are answered with 503.
+    pub connections: usize,
+    /// Bytes of a request's line and headers at most; at least [`crate::LEAST_HEAD`].
+    pub head_bytes: usize,
+    /// Time to receive them, counted from a connection's start or the end of the answer before.
+    pub head_time: Duration,
     /// Bytes of a body at most.
     pub body_bytes: usize,
     /// Tokens of an answer at most.
@@ -28,6 +30,10 @@ pub struct Options {
     pub request_time: Duration,
     /// Time to receive a body.
     pub body_time: Duration,
+    /// Time that a reader may take nothing until its connection is closed.
+    pub write_time: Duration,
+    /// Tokens of a stream that wait for a slow reader at most; then it is broken off.
+    pub backlog: usize,
     /// Time for running answers to end once the server is told to stop.
     pub drain_time: Duration,
     /// Run what can't keep its promise, and say so, instead of refusing it.
@@ -83,7 +89,7 @@ pub struct Server {
     runtime: Runtime,
     shared: Arc<Shared>,
     address: SocketAddr,
-    task: JoinHandle<std::io::Result<()>>,
+    task: JoinHandle<()>,
 }
 
 impl Server {
@@ -103,21 +109,21 @@ impl Server {
             in_flight: AtomicUsize::new(0),
         });
         let _entered = runtime.enter();
-        let listener = runtime.block_on(TcpListener::bind(address))?;
+        let listener = connections::bind(address)?;
         let address = listener.local_addr()?;
+        connections::allow_files(shared.options.connections);
         let told = Told::new(Arc::clone(&shared))?;
-        // Chunks of a stream are small, and each is wanted at once.
-        let listener = listener.tap_io(|stream| {
-            if let Err(e) = stream.set_nodelay(true) {
-                tracing::warn!("a connection is slower than it could be: {e}");
-            }
-        });
-        let app = routes::router(Arc::clone(&shared));
-        let task = runtime.spawn(async move {
-            axum::serve(listener, app)
-                .with_graceful_shutdown(told.drained())
-                .await
-        });
+        let (app, full) = (
+            routes::router(Arc::clone(&shared)),
+            routes::full(Arc::clone(&shared)),
+        );
+        let task =
+            runtime.spawn({
+                let shared = Arc::clone(&shared);
+                async move {
+                    connections::serve(listener, &shared.options, app, full, told.drained()).await
+                }
+            });
         drop(_entered);
         Ok(Self {
             runtime,
@@ -139,31 +145,12 @@ impl Server {
 
     /// Waits for SIGTERM or SIGINT, then for the answers that run.
     pub fn wait(self) -> std::io::Result<()> {
-        let shared = Arc::clone(&self.shared);
-        let ended = self.runtime.block_on(async move {
-            let mut task = self.task;
-            loop {
-                let drained = || {
-                    shared.draining.load(Ordering::SeqCst)
-                        && shared.in_flight.load(Ordering::SeqCst) == 0
-                };
-                let limit = if drained() {
-                    LAST_BYTES
-                } else {
-                    Duration::from_millis(250)
-                };
-                match tokio::time::timeout(limit, &mut task).await {
-                    Ok(ended) => break ended.unwrap_or_else(|e| Err(std::io::Error::other(e))),
-                    Err(_) if limit == LAST_BYTES => break Ok(()), // a reader that takes nothing
-                    Err(_) => {}
-                }
-            }
-        });
+        let ended = self.runtime.block_on(self.task);
         if let Some(served) = self.shared.served.get() {
             served.engine.drain();
         }
         self.runtime.shutdown_timeout(Duration::from_secs(1));
-        ended
+        ended.map_err(std::io::Error::other)
     }
 }
 

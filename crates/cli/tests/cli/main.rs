@@ -9,6 +9,7 @@ mod coverage;
 mod generate;
 mod hostile;
 mod kernels;
+mod limits;
 mod locked;
 mod profiles;
 mod pull;

@@ -274,6 +274,9 @@ pub struct ServeArgs {
     /// File of API keys, one a line [default: BLOCKLOCK_API_KEYS; without either, no key is needed]
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub api_keys: Option<PathBuf>,
+    /// How the log on standard error is written, a line a request; never with prompts, answers or keys
+    #[arg(long, value_name = "FORMAT", default_value = "text")]
+    pub log_format: LogFormat,
     /// Requests that wait at most; more are answered with 429
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub max_queue: u32,
@@ -307,6 +310,15 @@ pub struct ServeArgs {
     /// Seconds that running answers may take once the server is told to stop
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     pub drain_time: u32,
+}
+
+/// How a log is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people
+    Text,
+    /// A JSON object a line
+    Json,
 }
 
 /// `check`.

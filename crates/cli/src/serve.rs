@@ -72,6 +72,7 @@ pub fn run(global: &Global, args: &ServeArgs) -> Result<Outcome> {
         ..served
     });
     let _ = output::print("ready\n");
+    tracing::info!(address = %server.address(), "ready");
     server.wait().context("the server failed")?;
     Ok(Outcome::Done)
 }

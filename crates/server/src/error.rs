@@ -6,6 +6,10 @@ use axum::response::{IntoResponse, Response};
 use engine::{Refusal, SubmitError};
 use serde_json::{Value, json};
 
+/// An error's code, for the log: it holds nothing of a request, as a message might.
+#[derive(Clone, Copy)]
+pub struct Code(pub &'static str);
+
 /// A request that got no answer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ApiError {
@@ -76,6 +80,7 @@ impl ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.to_json())).into_response();
+        response.extensions_mut().insert(Code(self.code));
         if matches!(self.status.as_u16(), 429 | 503) {
             let headers = response.headers_mut();
             headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));

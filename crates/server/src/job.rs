@@ -1,9 +1,9 @@
 //! A request in the engine: submitted, its choices followed to their ends, cancelled when dropped.
 
+use crate::account::{self, Account};
 use crate::answer::{Answer, Finish, Piece};
 use crate::ask::{Asked, Source};
 use crate::error::ApiError;
-use crate::metrics::Metrics;
 use crate::served::{Promise, Served};
 use crate::server::Options;
 use axum::http::StatusCode;
@@ -28,12 +28,10 @@ pub struct Job {
     /// What each choice is promised.
     pub promises: Vec<Promise>,
     pub answers: Vec<Answer>,
-    metrics: Arc<Metrics>,
+    account: Arc<Account>,
     events: Events,
     running: Running,
     deadline: Instant,
-    start: Instant,
-    last: Vec<Option<Instant>>,
 }
 
 /// Events of all choices, each with its index.
@@ -60,7 +58,7 @@ impl Job {
     pub fn start(
         served: &Arc<Served>,
         options: &Options,
-        metrics: &Arc<Metrics>,
+        account: Arc<Account>,
         asked: Asked,
     ) -> Result<Self, ApiError> {
         let start = Instant::now();
@@ -90,6 +88,13 @@ impl Job {
                             p.reason = format!("downgraded from {asks}: {reason}")
                         });
                     }
+                    account.asked(account::Asked {
+                        model: served.name.clone(),
+                        protection,
+                        stream: asked.stream,
+                        choices: asked.n as usize,
+                        prompt_tokens: prompt.len(),
+                    });
                     let echoed = asked.echo.then(|| prompt.clone());
                     let tokenizer = served.tokenizer.as_ref();
                     let answers = (0..asked.n)
@@ -97,17 +102,15 @@ impl Job {
                         .collect();
                     return Ok(Self {
                         served: Arc::clone(served),
-                        last: vec![None; asked.n as usize],
                         asked,
                         prompt,
                         protection,
                         promises,
                         answers,
-                        metrics: Arc::clone(metrics),
+                        account,
                         events,
                         running,
                         deadline: start + options.request_time,
-                        start,
                     });
                 }
                 Err(Refused::Engine(SubmitError::Refused(
@@ -223,28 +226,30 @@ impl Job {
             Err(_) => {
                 self.running.engine.cancel(self.running.ids[open]);
                 let piece = self.answers[open].end(tokenizer, Finish::Timeout);
+                self.account.finished(open, Finish::Timeout.name());
                 return Some(Ok((open, piece)));
             }
             Ok(None) => return Some(Err(ApiError::broken("the engine ended unexpectedly"))),
             Ok(Some(event)) => event,
         };
-        if matches!(event, Event::Token { .. }) {
-            let now = Instant::now();
-            self.metrics
-                .token(now - self.start, self.last[choice].map(|l| now - l));
-            self.last[choice] = Some(now);
+        match &event {
+            Event::Admitted { cached_tokens } => self.account.admitted(*cached_tokens),
+            Event::Token { .. } => self.account.token(choice),
+            _ => {}
         }
         let answer = &mut self.answers[choice];
         let ended = answer.finish.is_some();
         let piece = match answer.take(tokenizer, event) {
             Ok(piece) => piece,
             Err(why) => {
+                self.account.finished(choice, "failed");
                 return Some(Err(ApiError::broken(format!(
                     "the answer broke off: {why}"
                 ))));
             }
         };
-        if !ended && answer.finish.is_some() {
+        if let (false, Some(finish)) = (ended, answer.finish) {
+            self.account.finished(choice, finish.name());
             self.running.engine.cancel(self.running.ids[choice]); // a stop string; else it has ended
         }
         Some(Ok((choice, piece)))

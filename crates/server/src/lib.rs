@@ -1,5 +1,6 @@
 //! HTTP: the OpenAI API over an engine on its own thread, with a protection for each request.
 
+mod account;
 mod answer;
 mod ask;
 mod connections;

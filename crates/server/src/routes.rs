@@ -1,13 +1,14 @@
 //! Paths and their handlers.
 
+use crate::account::Account;
 use crate::ask::{self, random};
-use crate::error::ApiError;
+use crate::error::{ApiError, Code};
 use crate::fields::Fields;
 use crate::job::{Job, chat_ids};
 use crate::reply;
 use crate::server::Shared;
 use axum::body::{Bytes, to_bytes};
-use axum::extract::{MatchedPath, Path, Request, State};
+use axum::extract::{Extension, MatchedPath, Path, Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
@@ -17,6 +18,7 @@ use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
 type App = State<Arc<Shared>>;
+type Own = Extension<Arc<Account>>;
 type Answered = Result<Response, ApiError>;
 
 /// The whole service.
@@ -94,22 +96,26 @@ async fn refused(why: &'static str) -> ApiError {
     ApiError::new(StatusCode::NOT_FOUND, "unsupported", why)
 }
 
-/// Gives each request an id, counts it and logs it.
-async fn account(State(shared): App, request: Request, next: Next) -> Response {
+/// Gives each request an id, its own where it brought a readable one, and an account.
+async fn account(State(shared): App, mut request: Request, next: Next) -> Response {
     let given = request.headers().get("x-request-id");
-    let given = given.filter(|id| id.len() <= 128).cloned();
-    let id = given.unwrap_or_else(|| {
-        HeaderValue::from_str(&format!("req-{:016x}", random()))
-            .unwrap_or(HeaderValue::from_static("req"))
-    });
+    let given = given.and_then(|id| Some(id.to_str().ok()?.to_string()));
+    let id = match given {
+        Some(id) if (1..=128).contains(&id.len()) => id,
+        _ => format!("req-{:016x}", random()),
+    };
     let path = request.extensions().get::<MatchedPath>();
     let path = path.map_or("other".to_string(), |p| p.as_str().to_string());
-    let start = std::time::Instant::now();
+    let method = request.method().to_string();
+    let metrics = Arc::clone(&shared.metrics);
+    let account = Arc::new(Account::new(id.clone(), method, path, metrics));
+    request.extensions_mut().insert(Arc::clone(&account));
     let mut response = next.run(request).await;
-    let status = response.status().as_u16();
-    shared.metrics.request(&path, status);
-    tracing::info!(request = ?id, path, status, ms = start.elapsed().as_millis() as u64, "answered");
-    response.headers_mut().insert("x-request-id", id);
+    let code = response.extensions().get::<Code>().map(|c| c.0);
+    account.answered(response.status().as_u16(), code);
+    if let Ok(id) = HeaderValue::from_str(&id) {
+        response.headers_mut().insert("x-request-id", id);
+    }
     response
 }
 
@@ -231,24 +237,24 @@ async fn body(shared: &Shared, request: Request) -> Result<Bytes, ApiError> {
     }
 }
 
-async fn completions(State(shared): App, request: Request) -> Answered {
-    answer(shared, request, ask::completion).await
+async fn completions(State(shared): App, account: Own, request: Request) -> Answered {
+    answer(shared, account.0, request, ask::completion).await
 }
 
-async fn chat(State(shared): App, request: Request) -> Answered {
-    answer(shared, request, ask::chat).await
+async fn chat(State(shared): App, account: Own, request: Request) -> Answered {
+    answer(shared, account.0, request, ask::chat).await
 }
 
 async fn answer(
     shared: Arc<Shared>,
+    account: Arc<Account>,
     request: Request,
     read: fn(&[u8]) -> Result<ask::Asked, ApiError>,
 ) -> Answered {
     let (in_flight, served) = shared.enter()?;
     let body = body(&shared, request).await?;
     // Tokenizing takes time, and the engine answers between steps.
-    let job = blocking(move || Job::start(&served, &shared.options, &shared.metrics, read(&body)?))
-        .await?;
+    let job = blocking(move || Job::start(&served, &shared.options, account, read(&body)?)).await?;
     if job.asked.stream {
         return Ok(reply::stream(job, in_flight));
     }

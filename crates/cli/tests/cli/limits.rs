@@ -223,7 +223,9 @@ fn killed_and_started_again_it_gives_the_same_bits_at_the_same_address() {
     for _ in 0..3 {
         let mut command = blocklock(&["serve", "--listen", &address, "--model", TINY]);
         command.args(["--config", &config, "--protections", "none,rows,invariant"]);
-        command.env("BLOCKLOCK_CACHE", folder.path());
+        command
+            .env("BLOCKLOCK_CACHE", folder.path())
+            .env("BLOCKLOCK_LOG", "warn");
         let mut server = Serving::starting(&mut command);
         let mut line = String::new();
         server.out.read_line(&mut line).expect("a line");

@@ -11,6 +11,7 @@ mod hostile;
 mod kernels;
 mod limits;
 mod locked;
+mod logs;
 mod profiles;
 mod pull;
 mod real;

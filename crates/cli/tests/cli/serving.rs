@@ -50,8 +50,9 @@ impl Reply {
 impl Serving {
     /// Starts one on a free port and waits until it is ready.
     pub fn start(args: &[&str]) -> Self {
-        let mut serving =
-            Self::starting(blocklock(&["serve", "--listen", "127.0.0.1:0"]).args(args));
+        let mut command = blocklock(&["serve", "--listen", "127.0.0.1:0"]);
+        command.args(args).env("BLOCKLOCK_LOG", "warn");
+        let mut serving = Self::starting(&mut command);
         let mut line = String::new();
         serving.out.read_line(&mut line).expect("a line");
         assert_eq!(line, "ready\n");

@@ -11,7 +11,7 @@ use engine::certify::Certificate;
 use engine::{EngineConfig, EngineThread, Protection};
 use numerics::sample::SamplingParams;
 use serde_json::json;
-use server::{Options, Promise, Served, Server};
+use server::{Certified, Options, Promise, Served, Server};
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -41,6 +41,7 @@ pub fn run(global: &Global, args: &ServeArgs) -> Result<Outcome> {
     certificates.iter().for_each(|c| engine.adopt(c));
     let engine = EngineThread::spawn(engine).context("cannot start the engine's thread")?;
     let name = args.served_name.clone();
+    let certified = certified(&session, &protections, &certificates);
     let promises = promises(&session, certificates);
     let served = Served {
         engine,
@@ -51,6 +52,7 @@ pub fn run(global: &Global, args: &ServeArgs) -> Result<Outcome> {
         environment_id: session.environment_id(),
         protection: default,
         protections,
+        certified,
         promises,
         version: json!({
             "version": env!("CARGO_PKG_VERSION"),
@@ -116,6 +118,33 @@ fn keys(args: &ServeArgs) -> Result<Vec<blake3::Hash>> {
         bail!("no API key in --api-keys or BLOCKLOCK_API_KEYS; one a line is expected");
     }
     Ok(keys)
+}
+
+/// What the certificates of the locked ones among `protections` say, counted.
+fn certified(
+    session: &Session,
+    protections: &[Protection],
+    certificates: &[Certificate],
+) -> Vec<(Protection, Certified)> {
+    let planners = engine::protections::all(&session.facts(), session.host().locked());
+    let locked = planners
+        .iter()
+        .filter(|(p, planner)| protections.contains(p) && !planner.rungs().is_empty());
+    locked
+        .map(|(p, planner)| {
+            let mut counted = Certified::default();
+            for prompt in planner.rungs() {
+                let geometry = planner.certified_as(prompt);
+                let mut own = certificates.iter().filter(|c| c.protection == p.name());
+                match own.find(|c| c.geometry == geometry) {
+                    Some(c) if c.broken_by.is_none() => counted.held += 1,
+                    Some(_) => counted.broken += 1,
+                    None => counted.unknown += 1,
+                }
+            }
+            (*p, counted)
+        })
+        .collect()
 }
 
 /// What a request is promised: for a locked protection what the certificate of its geometry says.

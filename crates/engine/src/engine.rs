@@ -21,7 +21,9 @@ pub struct ProtectionStats {
     pub waited_steps: u64,
     /// Steps the one that waited longest did.
     pub longest_wait_steps: u64,
-    /// Rows of this protection's own launches.
+    /// Steps with launches of this protection's own.
+    pub steps: u64,
+    /// Rows of these launches.
     pub launched_rows: u64,
     /// Of these, rows that held a token of somebody: the rest were padding.
     pub filled_rows: u64,
@@ -284,6 +286,10 @@ impl Engine {
             let output = self.device.execute(&plan)?;
             check_shape(&plan, &output.rows)?;
             self.stats.steps += 1;
+            for protection in Protection::ALL {
+                let own = riders.iter().any(|r| r.protection == protection);
+                self.stats.by_protection[protection as usize].steps += u64::from(own);
+            }
             for ((launch, on_board), results) in plan.launches.iter().zip(riders).zip(output.rows) {
                 let filled: usize = launch.segments.iter().map(|s| s.tokens.len()).sum();
                 let stats = &mut self.stats.by_protection[on_board.protection as usize];

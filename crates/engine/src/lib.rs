@@ -18,6 +18,7 @@ pub mod thread;
 mod tests;
 
 pub use config::{EngineConfig, EngineError, LockedConfig, ModelFacts};
+pub use device::BLOCK_TOKENS;
 pub use engine::{Engine, Stats};
 pub use request::{Event, FinishReason, Protection, Refusal, Request, RequestId, Row};
 pub use thread::{EngineHandle, EngineThread, EventStream, SubmitError};

@@ -15,6 +15,6 @@ mod server;
 mod stop;
 
 pub use connections::LEAST_HEAD;
-pub use served::{Promise, Promises, Served};
+pub use served::{Certified, Promise, Promises, Served};
 pub use server::{Options, Server};
 pub use stop::StopScanner;

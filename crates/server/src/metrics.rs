@@ -1,6 +1,8 @@
-//! Prometheus metrics. Names of vLLM's are there as aliases: llm-d and the Gateway API Inference Extension read them.
+//! Prometheus metrics, each explained in docs/METRICS.md. Names of vLLM's are there as aliases: llm-d and the Gateway API
+//! Inference Extension read them.
 
-use engine::{Protection, Stats};
+use crate::served::Served;
+use engine::{BLOCK_TOKENS, Protection, Stats};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -11,7 +13,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 type Ratio = Gauge<f64, AtomicU64>;
-type By = Family<Vec<(&'static str, String)>, Counter>;
+type Labels = Vec<(&'static str, String)>;
+type By = Family<Labels, Counter>;
+type ByNow = Family<Labels, Gauge>;
 
 /// See the module's page.
 pub struct Metrics {
@@ -19,15 +23,21 @@ pub struct Metrics {
     running: Gauge,
     waiting: Gauge,
     kv_use: Ratio,
+    kv_blocks: ByNow,
+    cache_config: ByNow,
+    promised: ByNow,
+    geometries: ByNow,
     cache_hit_rate: Ratio,
     steps: Counter,
     generated: Counter,
     processed: Counter,
     cached: Counter,
+    cache_hits: Counter,
     preemptions: Counter,
     admitted: By,
     waited: By,
-    longest_wait: Family<Vec<(&'static str, String)>, Gauge>,
+    longest_wait: ByNow,
+    protection_steps: By,
     rows: By,
     requests: By,
     first_token: Histogram,
@@ -47,15 +57,21 @@ impl Default for Metrics {
             running: Gauge::default(),
             waiting: Gauge::default(),
             kv_use: Ratio::default(),
+            kv_blocks: ByNow::default(),
+            cache_config: ByNow::default(),
+            promised: ByNow::default(),
+            geometries: ByNow::default(),
             cache_hit_rate: Ratio::default(),
             steps: Counter::default(),
             generated: Counter::default(),
             processed: Counter::default(),
             cached: Counter::default(),
+            cache_hits: Counter::default(),
             preemptions: Counter::default(),
             admitted: By::default(),
             waited: By::default(),
-            longest_wait: Family::default(),
+            longest_wait: ByNow::default(),
+            protection_steps: By::default(),
             rows: By::default(),
             requests: By::default(),
             first_token: seconds(),
@@ -72,6 +88,26 @@ impl Default for Metrics {
         r.register("blocklock_kv_use", help, m.kv_use.clone());
         r.register("vllm:kv_cache_usage_perc", help, m.kv_use.clone());
         r.register("vllm:gpu_cache_usage_perc", help, m.kv_use.clone());
+        r.register(
+            "blocklock_kv_blocks",
+            "KV blocks by state: used, cached or free",
+            m.kv_blocks.clone(),
+        );
+        r.register(
+            "vllm:cache_config_info",
+            "Always 1; labels say how the KV pool is divided",
+            m.cache_config.clone(),
+        );
+        r.register(
+            "blocklock_promised",
+            "Whether every geometry of a served protection keeps its promise on this device, 0 or 1",
+            m.promised.clone(),
+        );
+        r.register(
+            "blocklock_geometries",
+            "Geometries of a served locked protection by state: held, broken or unknown",
+            m.geometries.clone(),
+        );
         let help =
             "Part of all prompt and answer tokens whose KV came from the prefix cache, 0 to 1";
         r.register("blocklock_cache_hit_rate", help, m.cache_hit_rate.clone());
@@ -96,6 +132,11 @@ impl Default for Metrics {
             m.cached.clone(),
         );
         r.register(
+            "blocklock_cache_hits",
+            "Admissions that found a cached prefix",
+            m.cache_hits.clone(),
+        );
+        r.register(
             "blocklock_preemptions",
             "Requests put back into the queue",
             m.preemptions.clone(),
@@ -114,6 +155,11 @@ impl Default for Metrics {
             "blocklock_longest_wait_steps",
             "Steps the one that waited longest did, by protection",
             m.longest_wait.clone(),
+        );
+        r.register(
+            "blocklock_protection_steps",
+            "Steps with launches of a protection's own; a step may count for several",
+            m.protection_steps.clone(),
         );
         r.register(
             "blocklock_launch_rows",
@@ -161,6 +207,35 @@ impl Metrics {
         }
     }
 
+    /// A model is served from now on.
+    pub fn ready(&self, served: &Served) {
+        for &protection in &served.protections {
+            let by = ("protection", protection.name().to_string());
+            let mut certified = served.certified.iter();
+            let promised = match certified.find(|(p, _)| *p == protection) {
+                None => protection == Protection::Invariant,
+                Some((_, c)) => {
+                    for (state, count) in [
+                        ("held", c.held),
+                        ("broken", c.broken),
+                        ("unknown", c.unknown),
+                    ] {
+                        let labels = vec![by.clone(), ("state", state.into())];
+                        self.geometries.get_or_create(&labels).set(count.into());
+                    }
+                    c.broken + c.unknown == 0
+                }
+            };
+            self.promised.get_or_create(&vec![by]).set(promised.into());
+        }
+        let blocks = served.kv_tokens / BLOCK_TOKENS;
+        let labels = vec![
+            ("block_size", BLOCK_TOKENS.to_string()),
+            ("num_gpu_blocks", blocks.to_string()),
+        ];
+        self.cache_config.get_or_create(&labels).set(1);
+    }
+
     /// A request was answered.
     pub fn request(&self, path: &str, status: u16) {
         let labels = vec![("path", path.to_string()), ("status", status.to_string())];
@@ -182,6 +257,14 @@ impl Metrics {
         self.waiting.set(s.waiting as i64);
         let blocks = (s.kv_used + s.kv_cached + s.kv_free).max(1);
         self.kv_use.set(s.kv_used as f64 / blocks as f64);
+        for (state, count) in [
+            ("used", s.kv_used),
+            ("cached", s.kv_cached),
+            ("free", s.kv_free),
+        ] {
+            let labels = vec![("state", state.to_string())];
+            self.kv_blocks.get_or_create(&labels).set(count as i64);
+        }
         let tokens = (s.cached_tokens + s.tokens_processed).max(1);
         self.cache_hit_rate
             .set(s.cached_tokens as f64 / tokens as f64);
@@ -190,12 +273,14 @@ impl Metrics {
         store(&self.generated, s.tokens_generated);
         store(&self.processed, s.tokens_processed);
         store(&self.cached, s.cached_tokens);
+        store(&self.cache_hits, s.cache_hits);
         store(&self.preemptions, s.preemptions);
         for protection in Protection::ALL {
             let p = s.of(protection);
             let label = ("protection", protection.name().to_string());
             let labels = vec![label.clone()];
             store(&self.admitted.get_or_create(&labels), p.admitted);
+            store(&self.protection_steps.get_or_create(&labels), p.steps);
             store(&self.waited.get_or_create(&labels), p.waited_steps);
             self.longest_wait
                 .get_or_create(&labels)

@@ -21,6 +21,16 @@ pub struct Promise {
 /// Says what a prompt of these ids is promised.
 pub type Promises = dyn Fn(Protection, &[u32], &SamplingParams) -> Promise + Send + Sync;
 
+/// What certification found out about the geometries of a locked protection: how many keep its promise on this device,
+/// break it, or are not known.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Certified {
+    pub held: u32,
+    pub broken: u32,
+    pub unknown: u32,
+}
+
 /// A model on its engine.
 pub struct Served {
     /// The engine's thread.
@@ -43,6 +53,8 @@ pub struct Served {
     pub protection: Protection,
     /// Protections served; others are refused.
     pub protections: Vec<Protection>,
+    /// What is known of the locked ones among them.
+    pub certified: Vec<(Protection, Certified)>,
     /// What requests are promised.
     pub promises: Box<Promises>,
     /// What `/version` says.

@@ -140,6 +140,7 @@ impl Server {
 
     /// The model is loaded: requests are taken from now on.
     pub fn ready(&self, served: Served) {
+        self.shared.metrics.ready(&served);
         let _ = self.shared.served.set(Arc::new(served)); // once
     }
 

@@ -130,6 +130,10 @@ fn json_lines_say_what_each_request_was() {
         assert_eq!(said, (&json!(path), &json!(status), &json!(code)), "{line}");
     }
     assert_eq!(of("gone")["finish"], "cancelled");
+    assert!(
+        !text.contains("\"/metrics\""),
+        "probes that are answered are not logged"
+    );
 }
 
 #[test]

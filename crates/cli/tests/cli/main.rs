@@ -12,6 +12,7 @@ mod kernels;
 mod limits;
 mod locked;
 mod logs;
+mod metrics;
 mod profiles;
 mod pull;
 mod real;

@@ -29,6 +29,7 @@ pub fn router(shared: Arc<Shared>) -> Router {
         .route("/v1/models", get(models))
         .route("/v1/models/{*name}", get(model))
         .route("/tokenize", post(tokenize))
+        .route("/tokenizer_info", get(tokenizer_info))
         .route("/detokenize", post(detokenize))
         .route(
             "/v1/embeddings",
@@ -303,6 +304,30 @@ async fn tokenize(State(shared): App, request: Request) -> Answered {
         Ok(Json(reply).into_response())
     })
     .await
+}
+
+/// What clients that count tokens by this server's tokenizer ask first, under vLLM's names.
+async fn tokenizer_info(State(shared): App) -> Answered {
+    let served = shared.served()?;
+    let Some(tokenizer) = &served.tokenizer else {
+        return Err(ApiError::new(
+            StatusCode::NOT_FOUND,
+            "unsupported",
+            "this model has no tokenizer",
+        ));
+    };
+    let token = |id: Option<u32>| id.and_then(|id| tokenizer.token(id));
+    let eos = token(tokenizer.eos().first().copied());
+    Ok(Json(json!({
+        "tokenizer_class": "blocklock",
+        "bos_token": token(tokenizer.bos()),
+        "eos_token": eos,
+        "pad_token": eos, // nothing here is padded
+        "add_bos_token": tokenizer.add_bos(),
+        "model_max_length": served.facts.context,
+        "chat_template": served.template.as_ref().map(|t| t.source()),
+    }))
+    .into_response())
 }
 
 async fn detokenize(State(shared): App, request: Request) -> Answered {

@@ -3,6 +3,7 @@
 mod bad_input;
 mod bad_models;
 mod batch;
+mod clients;
 mod combinations;
 mod commands;
 mod coverage;

@@ -10,6 +10,7 @@ use anyhow::{Result, bail};
 use engine::Protection;
 use engine::certify::Certificate;
 use numerics::Profile;
+use numerics::rope::RopeScaling;
 use serde_json::{Value, json};
 
 /// Runs the command.
@@ -72,7 +73,7 @@ fn shape(opened: &Opened, kv_blocks: usize) -> Value {
             "layers": c.layers.iter().filter(|l| l.window.is_some()).count(),
             "tokens": l.window,
             "rope_theta": l.rope.theta,
-            "rope_scaling": format!("{:?}", l.rope.scaling),
+            "rope_scaling": scaling(&l.rope.scaling),
         })
     });
     let parts = model.weights.layers.first().map(|l| {
@@ -114,7 +115,7 @@ fn shape(opened: &Opened, kv_blocks: usize) -> Value {
             "context": c.context,
             "norm_eps": c.norm_eps,
             "rope_theta": rope.map(|r| r.theta),
-            "rope_scaling": rope.map(|r| format!("{:?}", r.scaling)),
+            "rope_scaling": rope.map(|r| scaling(&r.scaling)),
             "tied_embedding": model.weights.lm_head.is_none(),
         },
         "weights": {
@@ -141,9 +142,29 @@ fn document(session: &Session, kv_blocks: usize) -> Result<Value> {
         .iter()
         .map(|(k, v)| (k.clone(), v.clone().into()))
         .collect();
+    let planners = engine::protections::all(&session.facts(), &session.settings().locked());
     let supported = |p: Protection| {
         let geometry = session.geometry(p);
-        json!({"name": p.name(), "available": geometry["available"], "shapes": geometry["shapes"]})
+        let planner = planners.iter().find(|(of, _)| *of == p).map(|(_, p)| p);
+        let context = session.facts().context;
+        let longest =
+            planner.map(|planner| longest_prompt(context, |len| planner.refuses(len).is_none()));
+        let can = planner.map(|planner| planner.capabilities());
+        json!({
+            "name": p.name(),
+            "available": geometry["available"],
+            "kernels": geometry["kernels"],
+            "shapes": geometry["shapes"],
+            "longest_prompt": longest,
+            "prefix_cache": can.map(|c| c.cacheable),
+            "chunked_prefill": can.map(|c| c.chunkable),
+            "preemption": can.map(|c| c.preemptible),
+            "bits_follow": match p {
+                Protection::None => "everything in the batch",
+                Protection::Invariant => "the request and the numerics id",
+                _ => "the request, the shapes and both ids",
+            },
+        })
     };
     let mut document = session.describe();
     if let (Value::Object(all), Value::Object(shape)) = (&mut document, shape(session, kv_blocks)) {
@@ -164,6 +185,19 @@ fn document(session: &Session, kv_blocks: usize) -> Result<Value> {
     Ok(document)
 }
 
+/// The most tokens of a prompt that fits, up to `context`: what fits does so at every lesser length.
+fn longest_prompt(context: usize, fits: impl Fn(usize) -> bool) -> usize {
+    let (mut fit, mut beyond) = (0, context + 1);
+    while beyond - fit > 1 {
+        let middle = fit + (beyond - fit) / 2;
+        match fits(middle) {
+            true => fit = middle,
+            false => beyond = middle,
+        }
+    }
+    fit
+}
+
 /// Weights that every token is multiplied with: all matrices, the head's included, the embedding look-up not.
 fn matmul_parameters(opened: &Opened) -> u64 {
     let c = &*opened.model().config;
@@ -181,6 +215,27 @@ fn matmul_bytes(opened: &Opened) -> u64 {
     bytes as u64
 }
 
+/// How a layer's rotations are scaled.
+fn scaling(rope: &RopeScaling) -> String {
+    match rope {
+        RopeScaling::None => "none".into(),
+        RopeScaling::Linear { factor } => format!("linear, factor {factor}"),
+        RopeScaling::Llama3 {
+            factor,
+            low_freq_factor,
+            high_freq_factor,
+            original_context,
+        } => format!(
+            "llama3, factor {factor}, frequency factors {low_freq_factor} and {high_freq_factor}, original context {}",
+            count(*original_context as u64)
+        ),
+    }
+}
+
+fn number(v: &Value) -> String {
+    count(v.as_u64().unwrap_or(0))
+}
+
 fn show(v: &Value) -> String {
     match v {
         Value::String(s) => s.clone(),
@@ -192,7 +247,6 @@ fn show(v: &Value) -> String {
 
 /// [`shape`] for people.
 fn shape_text(d: &Value) -> String {
-    let number = |v: &Value| count(v.as_u64().unwrap_or(0));
     let size = |v: &Value| bytes(v.as_u64().unwrap_or(0));
     let (a, w, cost) = (&d["architecture"], &d["weights"], &d["cost"]);
     let mut out = format!("model          {}\n", show(&d["model"]));
@@ -287,20 +341,28 @@ fn text(d: &Value) -> String {
     for (key, value) in d["device_facts"].as_object().into_iter().flatten() {
         out += &format!("               {key}: {}\n", show(value));
     }
-    let protections: Vec<String> = d["protections"]
+    for (i, p) in d["protections"]
         .as_array()
         .into_iter()
         .flatten()
-        .map(|p| {
-            let refused = if p["available"] == true {
-                ""
-            } else {
-                " (not available here)"
-            };
-            format!("{}{refused}", show(&p["name"]))
-        })
-        .collect();
-    out += &format!("protections    {}\n", protections.join(", "));
+        .enumerate()
+    {
+        let heading = if i == 0 { "protections" } else { "" };
+        let (name, kernels) = (show(&p["name"]), show(&p["kernels"]));
+        out += &if p["available"] != true {
+            let profile = show(&d["profile"]);
+            format!(
+                "{heading:<14} {name:<9} not available: no {kernels} kernels for profile {profile} on this device\n"
+            )
+        } else {
+            format!(
+                "{heading:<14} {name:<9} {kernels} kernels; {}; prompts to {}; bits follow {}\n",
+                show(&p["shapes"]),
+                number(&p["longest_prompt"]),
+                show(&p["bits_follow"])
+            )
+        };
+    }
     for c in d["certificates"].as_array().into_iter().flatten() {
         out += &format!(
             "               {}: {} {}\n",

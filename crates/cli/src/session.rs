@@ -299,10 +299,17 @@ fn text(model: &Model) -> Result<(Option<Tokenizer>, Option<ChatTemplate>)> {
             Tokenizer::from_gguf_metadata(metadata)?,
             ChatTemplate::from_gguf_metadata(metadata)?,
         ),
-        TextSource::Directory(folder) => (
-            Tokenizer::from_json_file(&folder.join("tokenizer.json"))?,
-            ChatTemplate::from_dir(folder)?,
-        ),
+        TextSource::Directory(folder) => {
+            let path = folder.join("tokenizer.json");
+            if !path.try_exists().unwrap_or(true) {
+                tracing::warn!("there is no {}: prompts are token ids only", path.display());
+                return Ok((None, None));
+            }
+            (
+                Tokenizer::from_json_file(&path)?,
+                ChatTemplate::from_dir(folder)?,
+            )
+        }
     };
     tokenizer.check_fits(model.config.vocab_size)?;
     let template = template.map(|t| t.with_tokens(&tokenizer));

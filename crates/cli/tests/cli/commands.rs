@@ -1,6 +1,7 @@
 //! `check`, `bench`, `inspect`, `completions`, `--version`.
 
 use crate::support::*;
+use serde_json::json;
 
 #[test]
 fn check_tells_none_from_invariant_in_hundreds_of_crowds() {
@@ -276,5 +277,137 @@ fn version_help_and_completions() {
     for shell in ["bash", "zsh", "fish"] {
         let ran = run(&["completions", shell]);
         assert!(ran.code == 0 && ran.out.contains("blocklock"), "{shell}");
+    }
+}
+
+/// A folder of small checkpoints of every architecture, with which logits are compared too.
+const CHECKPOINTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../audit/tests/fixtures");
+
+#[test]
+fn inspect_tells_of_every_source_what_runs_and_what_covers_it() {
+    let mut sources: Vec<(String, &str)> = vec![
+        (TINY.into(), "llama"),
+        ("synthetic:tiny-llama-k".into(), "llama"),
+        ("synthetic:tiny-qwen2".into(), "qwen2"),
+        ("synthetic:tiny-qwen3".into(), "qwen3"),
+        ("synthetic:tiny-gemma3".into(), "gemma3"),
+    ];
+    for entry in std::fs::read_dir(CHECKPOINTS).expect("checkpoints") {
+        let path = entry.expect("an entry").path();
+        let name = path
+            .file_name()
+            .expect("a name")
+            .to_string_lossy()
+            .into_owned();
+        let family = ["llama", "qwen2", "qwen3", "gemma3"];
+        let family = family.into_iter().find(|f| name.starts_with(f));
+        if path.join("config.json").is_file() {
+            sources.push((text(&path), family.expect("a family")));
+        }
+    }
+    assert!(sources.len() >= 5 + 13);
+    let folder = folder();
+    sources.push((crate::worded::worded(&folder), "llama")); // a GGUF file
+    for profile in ["ieee-f32", "hopper-bf16"] {
+        let mut identities = std::collections::BTreeSet::new();
+        for (source, family) in &sources {
+            let args = ["inspect", "--model", source, "--profile", profile];
+            let report = json(&[&args[..], &["--json"]].concat());
+            assert_eq!(report["architecture"]["family"], *family, "{source}");
+            let tokenizer = source.ends_with(".gguf");
+            assert_eq!(report["tokenizer"].is_null(), !tokenizer, "{source}");
+            let id = report["numerics_id"].as_str().expect("an id").to_string();
+            assert!(
+                id.len() == 64
+                    && report["environment_id"]
+                        .as_str()
+                        .is_some_and(|e| e.len() == 64)
+            );
+            identities.insert(id);
+            for key in ["parameters", "bytes"] {
+                assert!(report["weights"][key].as_u64() > Some(0), "{source}: {key}");
+            }
+            for key in [
+                "matmul_flops_per_token",
+                "weight_bytes_per_token",
+                "kv_bytes_per_token",
+            ] {
+                assert!(report["cost"][key].as_u64() > Some(0), "{source}: {key}");
+            }
+            let names: Vec<&str> = report["protections"]
+                .as_array()
+                .expect("a list")
+                .iter()
+                .filter(|p| p["available"] == true)
+                .map(|p| p["name"].as_str().expect("a name"))
+                .collect();
+            let expected: &[&str] = match profile {
+                "ieee-f32" => &["none", "isolated", "rows", "pack", "invariant"],
+                _ => &["invariant"],
+            };
+            assert_eq!(names, expected, "{source}");
+        }
+        // The file holds the first source's weights; every other source has its own.
+        assert_eq!(identities.len(), sources.len() - 1);
+    }
+    let ran = run(&[
+        "inspect",
+        "--model",
+        "synthetic:tiny-gemma3",
+        "--profile",
+        "hopper-bf16",
+    ]);
+    for line in [
+        "               2 layers see 24 tokens, rope theta 10000.0, scaling none",
+        "protections    none      not available: no vendor kernels for profile hopper-bf16 on this device",
+        "               invariant contract kernels; any: they follow the load; prompts to 16,384; bits follow the request and the numerics id",
+    ] {
+        assert!(
+            ran.out.lines().any(|l| l == line),
+            "no {line:?} in {}",
+            ran.out
+        );
+    }
+    let ran = run(&["inspect", "--model", TINY]);
+    let line = "               rows      vendor kernels; prefill 4 rows of [64, 128, 256, 512, 1024, 2048]; decode 8 rows; \
+                prompts to 2,048; bits follow the request, the shapes and both ids";
+    assert!(
+        ran.out.lines().any(|l| l == line),
+        "no {line:?} in {}",
+        ran.out
+    );
+}
+
+#[test]
+fn inspect_says_why_a_source_cannot_run() {
+    let folder = folder();
+    let mut foreign = crate::worded::Hf::tiny(512);
+    foreign.config["architectures"] = json!(["MambaForCausalLM"]);
+    foreign.write(&folder, &foreign.bytes());
+    let pickle = file(&folder, "model.bin", b"PK\x03\x04");
+    let absent = format!("{}/nowhere", text(folder.path()));
+    for (source, says) in [
+        (
+            text(folder.path()),
+            vec![
+                "MambaForCausalLM",
+                "LlamaForCausalLM",
+                "Qwen3ForCausalLM",
+                "Gemma3ForCausalLM",
+            ],
+        ),
+        (pickle, vec!["model.bin"]),
+        (absent, vec!["nowhere"]),
+        (
+            "synthetic:mixtral".into(),
+            vec!["mixtral", "tiny-llama", "qwen3-8b"],
+        ),
+        ("owner/name".into(), vec!["owner/name", "HF_HUB_OFFLINE"]),
+    ] {
+        let ran = run(&["inspect", "--model", &source]);
+        assert_eq!((ran.code, ran.out.as_str()), (2, ""), "{source}");
+        for word in says {
+            assert!(ran.err.contains(word), "no {word:?} in {}", ran.err);
+        }
     }
 }

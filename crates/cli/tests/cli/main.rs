@@ -7,6 +7,7 @@ mod clients;
 mod combinations;
 mod commands;
 mod coverage;
+mod deploy;
 mod generate;
 mod hostile;
 mod kernels;

@@ -144,6 +144,7 @@ fn before_the_model_is_there_they_are_all_at_rest() {
         "--device",
         "hostile",
     ]);
+    command.env("BLOCKLOCK_LOG", "warn");
     command.env("BLOCKLOCK_CACHE", folder.path()); // without certificates, so that starting takes a while
     let server = Serving::starting(&mut command);
     assert_eq!(server.get("/health").status, 503);

@@ -78,7 +78,7 @@ pub enum SampleError {
         /// Logits given.
         vocab: usize,
     },
-    /// There are no logits.
+    /// There are no logits, or none that is allowed.
     #[error("there are no logits to choose from")]
     Empty,
 }
@@ -169,16 +169,46 @@ pub fn sample(
     history: &History,
     position: u64,
 ) -> Result<u32, SampleError> {
+    sample_among(logits, params, history, None, position)
+}
+
+/// The same among allowed tokens only: id `i` is bit `i % 32` of word `i / 32`; ids beyond the words are not allowed.
+pub fn sample_among(
+    logits: &[f32],
+    params: &SamplingParams,
+    history: &History,
+    allowed: Option<&[u32]>,
+    position: u64,
+) -> Result<u32, SampleError> {
     params.validate()?;
     if let Some(id) = logits.iter().position(|z| z.is_nan()) {
         return Err(NanLogit { id: id as u32 }.into());
     }
     let mut z = logits.to_vec();
     adjust(&mut z, params, history)?;
+    let Some(allowed) = allowed else {
+        return choose(&z, params, position);
+    };
+    // The others are left out, and order is kept, so that the rest is as if they did not exist.
+    let ids: Vec<u32> = (0..z.len() as u32)
+        .filter(|&id| is_allowed(allowed, id))
+        .collect();
+    let z: Vec<f32> = ids.iter().map(|&id| z[id as usize]).collect();
+    Ok(ids[choose(&z, params, position)? as usize])
+}
+
+/// Whether a set as [`sample_among`] takes it holds `id`.
+pub fn is_allowed(set: &[u32], id: u32) -> bool {
+    set.get(id as usize / 32)
+        .is_some_and(|word| word >> (id % 32) & 1 == 1)
+}
+
+/// Index of the one chosen.
+fn choose(z: &[f32], params: &SamplingParams, position: u64) -> Result<u32, SampleError> {
     if params.temperature == 0.0 {
-        return select::argmax(&z)?.ok_or(SampleError::Empty);
+        return select::argmax(z)?.ok_or(SampleError::Empty);
     }
-    let kept = weigh(&z, params)?;
+    let kept = weigh(z, params)?;
     let total: u64 = kept.iter().map(|k| k.1).sum();
     let u = (u128::from(draw(params, position)) * u128::from(total)) >> 64;
     let mut running = 0;

@@ -4,7 +4,7 @@ use crate::Numbers;
 use numerics::{
     math,
     philox::philox4x32_10,
-    sample::{History, SampleError, SamplingParams, sample},
+    sample::{History, SampleError, SamplingParams, sample, sample_among},
 };
 use proptest::prelude::*;
 use std::collections::BTreeSet;
@@ -333,4 +333,88 @@ fn seeds_choices_and_positions_each_matter() {
         assert!(others[..i].iter().all(|o| o != other));
     }
     assert_eq!(base[1..], run(0, 0, 1)[..7]);
+}
+
+/// A set of ids as bits.
+fn set(ids: &[u32]) -> Vec<u32> {
+    let mut words = vec![0; ids.iter().max().map_or(0, |&id| id as usize / 32 + 1)];
+    ids.iter()
+        .for_each(|&id| words[id as usize / 32] |= 1 << (id % 32));
+    words
+}
+
+#[test]
+fn an_allowed_set_is_a_smaller_vocabulary() {
+    let mut numbers = Numbers(41);
+    for case in 0..400u64 {
+        let vocab = 1 + (case as usize * 7) % 150;
+        let logits: Vec<f32> = (0..vocab).map(|_| numbers.unit() * 4.0).collect();
+        let params = with(|p| {
+            p.temperature = [0.0, 0.7, 1.0, 3.0][case as usize % 4];
+            p.top_k = [0, 0, 3, 40][case as usize / 4 % 4];
+            p.top_p = [1.0, 0.6][case as usize / 16 % 2];
+            p.min_p = [0.0, 0.05][case as usize / 32 % 2];
+            p.repetition_penalty = 1.3;
+            p.presence_penalty = 0.5;
+            p.logit_bias = vec![(0, 1.5)];
+            p.seed = case;
+        });
+        let history = History::new(&[0], &[vocab as u32 / 2]);
+        let one = |allowed: Option<&[u32]>| sample_among(&logits, &params, &history, allowed, case);
+        // Everything allowed, ids beyond the vocabulary too, is the plain function.
+        let all = vec![u32::MAX; vocab / 32 + 2];
+        let plain = sample(&logits, &params, &history, case).expect("valid");
+        assert_eq!(one(Some(&all)), Ok(plain));
+        // A subset: the plain function over the logits that are left, bias and penalties applied before.
+        let ids: Vec<u32> = (0..vocab as u32)
+            .filter(|id| (u64::from(*id) * 31 + case) % 3 == 0)
+            .collect();
+        if ids.is_empty() {
+            assert_eq!(one(Some(&set(&ids))), Err(SampleError::Empty));
+            continue;
+        }
+        let mut z = logits.clone();
+        z[0] += 1.5;
+        for id in [0, vocab / 2] {
+            let was = z[id];
+            z[id] = if was > 0.0 { was / 1.3 } else { was * 1.3 };
+            if id == vocab / 2 {
+                z[id] -= 0.5;
+            }
+            if vocab / 2 == 0 {
+                break;
+            }
+        }
+        let left: Vec<f32> = ids.iter().map(|&id| z[id as usize]).collect();
+        let bare = SamplingParams {
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            logit_bias: Vec::new(),
+            ..params.clone()
+        };
+        let index = written_out(&left, &bare, &[], &[], case);
+        assert_eq!(
+            one(Some(&set(&ids))),
+            Ok(ids[index as usize]),
+            "case {case}"
+        );
+    }
+}
+
+#[test]
+fn what_is_not_allowed_never_wins() {
+    let logits = [f32::NEG_INFINITY, f32::INFINITY, f32::NEG_INFINITY, 1.0];
+    for temperature in [0.0, 1.0] {
+        let params = with(|p| p.temperature = temperature);
+        let one =
+            |ids: &[u32]| sample_among(&logits, &params, &History::default(), Some(&set(ids)), 3);
+        assert_eq!(one(&[2]), Ok(2), "even where nothing else has a logit");
+        assert_eq!(one(&[0, 3]), Ok(3));
+        assert_eq!(one(&[]), Err(SampleError::Empty));
+        assert_eq!(
+            one(&[40]),
+            Err(SampleError::Empty),
+            "outside the vocabulary"
+        );
+    }
 }

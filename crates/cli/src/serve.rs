@@ -66,10 +66,11 @@ pub fn run(global: &Global, args: &ServeArgs) -> Result<Outcome> {
         }),
         template: None,
         tokenizer: None,
+        grammars: Default::default(),
     };
     let (tokenizer, template) = session.into_text();
     server.ready(Served {
-        tokenizer,
+        tokenizer: tokenizer.map(Into::into),
         template,
         ..served
     });

@@ -3,6 +3,7 @@
 
 use crate::certify::Certificate;
 use crate::config::{EngineConfig, EngineError, ModelFacts};
+use crate::constraint::Held;
 use crate::kv::{KvPool, blocks_for};
 use crate::prefix::ChainKey;
 use crate::protections::{self, Planner};
@@ -283,7 +284,7 @@ impl Engine {
         if !shares.is_empty() {
             let (plan, riders) = self.plan(&shares);
             self.poison_freed()?;
-            let output = self.device.execute(&plan)?;
+            let output = self.execute(&plan)?;
             check_shape(&plan, &output.rows)?;
             self.stats.steps += 1;
             for protection in Protection::ALL {
@@ -303,6 +304,20 @@ impl Engine {
         let mut events = std::mem::take(&mut self.pending);
         events.sort_by_key(|(id, _)| *id); // stable: a request's own events stay in order
         Ok(events)
+    }
+
+    /// Runs a plan. What constrained answers allow next is found out meanwhile, on a thread beside it.
+    fn execute(&mut self, plan: &StepPlan) -> Result<device::StepOutput, DeviceError> {
+        let device = &mut self.device;
+        let running = self.running.values_mut();
+        let held: Vec<&mut Held> = running.filter_map(Sequence::unprepared).collect();
+        if held.is_empty() {
+            return device.execute(plan);
+        }
+        std::thread::scope(|scope| {
+            scope.spawn(|| held.into_iter().for_each(Held::prepare));
+            device.execute(plan)
+        })
     }
 
     fn absorb(&mut self, id: RequestId, segment: &device::Segment, rows: Vec<RowResult>) {

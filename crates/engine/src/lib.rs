@@ -3,6 +3,7 @@
 
 pub mod certify;
 pub mod config;
+pub mod constraint;
 pub mod engine;
 pub mod kv;
 mod launches;
@@ -18,6 +19,7 @@ pub mod thread;
 mod tests;
 
 pub use config::{EngineConfig, EngineError, LockedConfig, ModelFacts};
+pub use constraint::{Constraint, Grammar, SharedGrammar};
 pub use device::BLOCK_TOKENS;
 pub use engine::{Engine, Stats};
 pub use request::{Event, FinishReason, Protection, Refusal, Request, RequestId, Row};

@@ -1,5 +1,6 @@
 //! What a caller asks of the engine, and what comes back.
 
+use crate::constraint::SharedGrammar;
 use numerics::sample::SamplingParams;
 
 /// How a request's bits are kept. Each is planned by one file under `protections/`.
@@ -69,6 +70,8 @@ pub struct Request {
     pub use_cache: bool,
     /// Cached prefixes are shared only among requests with the same salt.
     pub cache_salt: Option<String>,
+    /// What the answer is held to. Tokens are chosen among those it allows; rows stay raw.
+    pub grammar: Option<SharedGrammar>,
 }
 
 impl Request {
@@ -83,6 +86,7 @@ impl Request {
             prompt_rows_from: None,
             use_cache: true,
             cache_salt: None,
+            grammar: None,
         }
     }
 }
@@ -102,7 +106,7 @@ pub struct Row {
 /// Why a request ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FinishReason {
-    /// One of its stop tokens was generated.
+    /// One of its stop tokens was generated, or its grammar lets nothing follow.
     Stop,
     /// `max_tokens` were generated.
     Length,

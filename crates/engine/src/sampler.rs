@@ -2,7 +2,7 @@
 
 use crate::request::Refusal;
 use device::RowResult;
-use numerics::sample::{History, SamplingParams, sample};
+use numerics::sample::{History, SamplingParams, sample_among};
 
 /// Whether the largest raw logit is the answer, so that the device's Top-20 suffice.
 pub fn is_greedy(params: &SamplingParams) -> bool {
@@ -13,19 +13,22 @@ pub fn is_greedy(params: &SamplingParams) -> bool {
         && params.logit_bias.is_empty()
 }
 
-/// Chooses the token at absolute `position`; returns it with its raw logit.
+/// Chooses the token at absolute `position`, among the allowed ones where there is such a set; returns it with its raw
+/// logit.
 pub fn choose(
     row: &RowResult,
     params: &SamplingParams,
     history: &History,
+    allowed: Option<&[u32]>,
     position: usize,
 ) -> Result<(u32, f32), String> {
     let missing = "the device returned no logits";
-    if is_greedy(params) {
+    if is_greedy(params) && allowed.is_none() {
         return row.top.first().copied().ok_or_else(|| missing.into());
     }
     let logits = row.logits.as_deref().ok_or(missing)?;
-    let token = sample(logits, params, history, position as u64).map_err(|e| e.to_string())?;
+    let token = sample_among(logits, params, history, allowed, position as u64)
+        .map_err(|e| e.to_string())?;
     Ok((token, logits[token as usize]))
 }
 

@@ -1,5 +1,6 @@
 //! One request on its way: its tokens, how far they are computed, and what has been reported.
 
+use crate::constraint::Held;
 use crate::prefix::ChainKey;
 use crate::request::{Event, FinishReason, Request, RequestId, Row};
 use crate::sampler;
@@ -28,6 +29,8 @@ pub struct Sequence {
     next_row: Option<usize>,
     /// What penalties look at.
     history: History,
+    /// What the answer is held to, up to where it is.
+    held: Option<Held>,
     /// The cache keys: the root, then one for each full block as far as needed. Empty: the cache is not used.
     keys: Vec<ChainKey>,
 }
@@ -55,6 +58,7 @@ impl Sequence {
             } else {
                 History::new(&tokens, &[])
             },
+            held: request.grammar.as_ref().map(Held::new),
             keys: root.into_iter().collect(),
             tokens,
             request,
@@ -98,7 +102,8 @@ impl Sequence {
             let chooses = position + 1 == self.tokens.len() && self.generates();
             (chooses || self.wants_row(position)).then(|| OutputRow {
                 index: position - start,
-                logits: chooses && !sampler::is_greedy(&self.request.sampling),
+                logits: chooses
+                    && (self.held.is_some() || !sampler::is_greedy(&self.request.sampling)),
                 score: self
                     .tokens
                     .get(position + 1)
@@ -113,6 +118,11 @@ impl Sequence {
             blocks: self.blocks.clone(),
             outputs: (start..end).filter_map(output).collect(),
         }
+    }
+
+    /// Its constraint, where that has to say what may come next.
+    pub fn unprepared(&mut self) -> Option<&mut Held> {
+        self.held.as_mut().filter(|held| held.unprepared())
     }
 
     fn wants_row(&self, position: usize) -> bool {
@@ -138,7 +148,7 @@ impl Sequence {
             }
             let mut chosen = None;
             if position + 1 == end && self.generates() {
-                match sampler::choose(&result, &self.request.sampling, &self.history, end) {
+                match self.choose(&result) {
                     Ok(choice) => chosen = Some(choice),
                     Err(reason) => return Some(FinishReason::Failed(reason)),
                 }
@@ -161,6 +171,12 @@ impl Sequence {
                 self.history.push(token);
                 stopped = self.request.stop_tokens.contains(&token);
                 emit(Event::Token { index, token, row });
+                if let (false, Some(held)) = (stopped, &mut self.held) {
+                    match held.take(token) {
+                        Ok(complete) => stopped = complete,
+                        Err(reason) => return Some(FinishReason::Failed(reason)),
+                    }
+                }
             }
         }
         self.computed += segment.tokens.len();
@@ -175,5 +191,12 @@ impl Sequence {
         } else {
             None
         }
+    }
+
+    /// Chooses the next token from the last row.
+    fn choose(&mut self, row: &RowResult) -> Result<(u32, f32), String> {
+        let allowed = self.held.as_mut().map(Held::allowed).transpose()?;
+        let sampling = &self.request.sampling;
+        sampler::choose(row, sampling, &self.history, allowed, self.tokens.len())
     }
 }

@@ -274,6 +274,43 @@ impl Tokenizer {
         self.bytes.as_ref().map(|table| table.get(id))
     }
 
+    /// Bytes a token adds to a text, which need be no whole character; none for an id outside the vocabulary. `None` where
+    /// the decoder is of a kind that gives a token no bytes of its own.
+    pub fn bytes_of(&self, id: u32) -> Option<Vec<u8>> {
+        if let Some(bytes) = self.token_bytes(id) {
+            return Some(bytes.to_vec());
+        }
+        match self.inner.get_decoder() {
+            None
+            | Some(
+                DecoderWrapper::Sequence(_)
+                | DecoderWrapper::ByteFallback(_)
+                | DecoderWrapper::Metaspace(_)
+                | DecoderWrapper::Fuse(_)
+                | DecoderWrapper::Replace(_),
+            ) => {}
+            Some(_) => return None,
+        }
+        let Some(content) = self.token(id) else {
+            return Some(Vec::new());
+        };
+        let byte = content
+            .strip_prefix("<0x")
+            .and_then(|rest| rest.strip_suffix('>'))
+            .filter(|hex| hex.len() == 2)
+            .and_then(|hex| u8::from_str_radix(hex, 16).ok());
+        Some(match byte {
+            Some(byte) => vec![byte],
+            None if self.is_special(id) => content.into_bytes(),
+            None => content.replace('\u{2581}', " ").into_bytes(),
+        })
+    }
+
+    /// Whether tokens are strings of bytes, so that a text's ids depend on its bytes alone, wherever it stands.
+    pub fn is_byte_level(&self) -> bool {
+        self.bytes.is_some()
+    }
+
     /// The id of a token by its exact content, as it stands in the vocabulary.
     pub fn token_id(&self, content: &str) -> Option<u32> {
         self.inner.token_to_id(content)

@@ -2,6 +2,7 @@
 
 use crate::error::ApiError;
 use crate::fields::{Fields, narrow};
+use crate::format::{self, Format};
 use engine::Protection;
 use model::{Content, Message};
 use numerics::sample::SamplingParams;
@@ -52,6 +53,8 @@ pub struct Asked {
     /// End the stream with the usage.
     pub include_usage: bool,
     pub cache_salt: Option<String>,
+    /// What the answer must look like.
+    pub format: Format,
 }
 
 impl Asked {
@@ -111,11 +114,7 @@ pub fn chat(body: &[u8]) -> Result<Asked, ApiError> {
     f.refuse("parallel_tool_calls", &[json!(true), json!(false)], tools)?;
     f.refuse("functions", &[json!([])], tools)?;
     f.refuse("function_call", &[json!("none")], tools)?;
-    f.refuse(
-        "response_format",
-        &[json!({"type": "text"})],
-        "only {\"type\": \"text\"} is supported",
-    )?;
+    let format = format::read(f.take("response_format")?)?;
     f.refuse("modalities", &[json!(["text"])], "only text is supported")?;
     let wanted = f.or("logprobs", false)?;
     let top = alternatives("top_logprobs", f.take("top_logprobs")?)?;
@@ -126,6 +125,11 @@ pub fn chat(body: &[u8]) -> Result<Asked, ApiError> {
     let longer: Option<u64> = f.take("max_completion_tokens")?;
     let source = Source::Chat(messages, variables);
     let mut asked = common(f, source, logprobs, None, false)?;
+    if asked.ignore_eos && format != Format::Text {
+        let why = "an answer with a response_format ends where that does";
+        return Err(ApiError::field("ignore_eos", why));
+    }
+    asked.format = format;
     match (longer, asked.max_tokens) {
         (Some(a), Some(b)) if a != b as u64 => {
             return Err(ApiError::field(
@@ -208,6 +212,7 @@ fn common(
         stream,
         include_usage: options.is_some_and(|o| o.include_usage),
         cache_salt: f.take("cache_salt")?,
+        format: Format::Text,
     };
     f.finish()?;
     Ok(asked)
@@ -356,10 +361,6 @@ mod tests {
         };
         for (more, param) in [
             (r#""tools": [{"type": "function"}]"#, "tools"),
-            (
-                r#""response_format": {"type": "json_object"}"#,
-                "response_format",
-            ),
             (r#""lora": "x""#, "lora"),
         ] {
             assert_eq!(
@@ -376,6 +377,27 @@ mod tests {
             (r#""temperature": "hot""#, "temperature"),
             (r#""seed": -1"#, "seed"),
             (r#""stop": [""]"#, "stop"),
+            (r#""response_format": {"type": "xml"}"#, "response_format"),
+            (
+                r#""response_format": {"type": "json_schema"}"#,
+                "response_format",
+            ),
+            (
+                r#""response_format": {"type": "json_schema", "json_schema": {"name": "a b", "schema": {}}}"#,
+                "response_format.json_schema.name",
+            ),
+            (
+                r#""response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": 1}}"#,
+                "response_format.json_schema.schema",
+            ),
+            (
+                r#""response_format": {"type": "json_schema", "json_schema": {"name": "a"}}"#,
+                "response_format.json_schema.schema",
+            ),
+            (
+                r#""ignore_eos": true, "response_format": {"type": "json_object"}"#,
+                "ignore_eos",
+            ),
         ] {
             assert_eq!(refused(chat_with(more)).0, param);
         }

@@ -4,6 +4,8 @@ use crate::account::{self, Account};
 use crate::answer::{Answer, Finish, Piece};
 use crate::ask::{Asked, Source};
 use crate::error::ApiError;
+use crate::format::{Format, SCHEMA};
+use crate::grammar::{Compiled, GrammarError};
 use crate::served::{Promise, Served};
 use crate::server::Options;
 use axum::http::StatusCode;
@@ -78,10 +80,14 @@ impl Job {
         }
         let prompt = prompt_ids(served, &asked)?;
         let max_tokens = limit(served, options, &asked, prompt.len())?;
+        let grammar = grammar(served, &asked)?;
         let asks = asked.protection.unwrap_or(served.protection);
         let (mut protection, mut downgraded) = (asks, None);
         loop {
-            match Self::submit(served, options, &asked, &prompt, max_tokens, protection) {
+            let grammar = grammar.as_ref();
+            match Self::submit(
+                served, options, &asked, &prompt, max_tokens, protection, grammar,
+            ) {
                 Ok((mut promises, running, events)) => {
                     if let Some(reason) = downgraded {
                         promises.iter_mut().for_each(|p: &mut Promise| {
@@ -96,7 +102,7 @@ impl Job {
                         prompt_tokens: prompt.len(),
                     });
                     let echoed = asked.echo.then(|| prompt.clone());
-                    let tokenizer = served.tokenizer.as_ref();
+                    let tokenizer = served.tokenizer.as_deref();
                     let answers = (0..asked.n)
                         .map(|_| Answer::new(tokenizer, &asked.stop, echoed.clone()))
                         .collect();
@@ -132,6 +138,7 @@ impl Job {
         prompt: &[u32],
         max_tokens: usize,
         protection: Protection,
+        grammar: Option<&Compiled>,
     ) -> Result<(Vec<Promise>, Running, Events), Refused> {
         let unavailable = |reason: &str| {
             let reason = reason.into();
@@ -172,7 +179,13 @@ impl Job {
         });
         let promises: Vec<Promise> = choices
             .clone()
-            .map(|sampling| (served.promises)(protection, prompt, &sampling))
+            .map(|sampling| {
+                let mut promise = (served.promises)(protection, prompt, &sampling);
+                if let (Some(key), Some(grammar)) = (&mut promise.key, grammar) {
+                    *key = held_key(key, grammar);
+                }
+                promise
+            })
             .collect();
         let requests = choices.map(|sampling| {
             let (sender, choice) = (sender.clone(), sampling.choice as usize);
@@ -189,6 +202,7 @@ impl Job {
                 stop_tokens: stop_tokens.clone(),
                 prompt_rows_from,
                 cache_salt: asked.cache_salt.clone(),
+                grammar: grammar.map(|g| g.grammar.clone()),
                 ..Request::new(prompt.to_vec(), protection, max_tokens)
             };
             (request, Box::new(sink) as engine::thread::Sink)
@@ -214,7 +228,7 @@ impl Job {
 
     /// What happens next, and to which choice; `None` after the last choice's end.
     pub async fn next(&mut self) -> Option<Result<(usize, Piece), ApiError>> {
-        let tokenizer = self.served.tokenizer.as_ref();
+        let tokenizer = self.served.tokenizer.as_deref();
         let open = self.answers.iter().position(|a| a.finish.is_none())?;
         let event =
             tokio::time::timeout_at(self.deadline.into(), self.events.receiver.recv()).await;
@@ -276,6 +290,30 @@ fn prompt_ids(served: &Served, asked: &Asked) -> Result<Vec<u32>, ApiError> {
         },
         Source::Chat(messages, variables) => chat_ids(served, messages, variables),
     }
+}
+
+/// The grammar an answer is held to, if any.
+fn grammar(served: &Served, asked: &Asked) -> Result<Option<Compiled>, ApiError> {
+    let Format::Json(rule) = &asked.format else {
+        return Ok(None);
+    };
+    let Some(tokenizer) = &served.tokenizer else {
+        let why = "needs a tokenizer, and this model has none";
+        return Err(ApiError::unsupported("response_format", why));
+    };
+    let compiled = served.grammars.compile(tokenizer, format!("start: {rule}"));
+    compiled.map(Some).map_err(|e| match e {
+        GrammarError::Vocabulary(_) => e.refuse("response_format"),
+        _ => e.refuse(SCHEMA),
+    })
+}
+
+/// A key that covers what the answer is held to.
+fn held_key(key: &str, grammar: &Compiled) -> String {
+    let mut held = blake3::Hasher::new_derive_key("blocklock reproducibility-key with grammar v1");
+    held.update(key.as_bytes())
+        .update(grammar.digest.as_bytes());
+    held.finalize().to_hex().to_string()
 }
 
 /// Token ids of a conversation, up to where the assistant's turn begins.

@@ -6,6 +6,10 @@ mod ask;
 mod connections;
 mod error;
 mod fields;
+mod format;
+mod grammar;
+#[cfg(test)]
+mod grammar_tests;
 mod job;
 mod metrics;
 mod reply;
@@ -15,6 +19,7 @@ mod server;
 mod stop;
 
 pub use connections::LEAST_HEAD;
+pub use grammar::Grammars;
 pub use served::{Certified, Promise, Promises, Served};
 pub use server::{Options, Server};
 pub use stop::StopScanner;

@@ -316,5 +316,5 @@ fn completion_logprobs(job: &Job, entries: &[Entry], alternatives: usize) -> Val
 }
 
 fn text(job: &Job, id: u32) -> String {
-    token_text(job.served.tokenizer.as_ref(), id)
+    token_text(job.served.tokenizer.as_deref(), id)
 }

@@ -1,9 +1,11 @@
 //! What a server serves, as its owner hands it over.
 
+use crate::grammar::Grammars;
 use engine::{EngineHandle, ModelFacts, Protection};
 use model::{ChatTemplate, Tokenizer};
 use numerics::sample::SamplingParams;
 use serde_json::Value;
+use std::sync::Arc;
 
 /// What a request is promised.
 #[derive(Debug, Clone, PartialEq)]
@@ -38,7 +40,9 @@ pub struct Served {
     /// The model's name in the API.
     pub name: String,
     /// Absent: prompts are token ids only.
-    pub tokenizer: Option<Tokenizer>,
+    pub tokenizer: Option<Arc<Tokenizer>>,
+    /// What structured answers need of it.
+    pub grammars: Grammars,
     /// Absent: no chat.
     pub template: Option<ChatTemplate>,
     /// Vocabulary and context.

@@ -19,6 +19,7 @@ mod profiles;
 mod pull;
 mod real;
 mod serve;
+mod serve_json;
 mod serving;
 mod support;
 mod worded;

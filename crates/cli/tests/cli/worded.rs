@@ -64,6 +64,36 @@ pub fn worded(folder: &TempDir) -> String {
     file(folder, "worded.gguf", Gguf::tiny(512).bytes())
 }
 
+/// A file with the tiny model that talks by turns: the last tokens are the end of a turn, its start and, as text, what
+/// goes around a tool's call.
+pub fn chatty(folder: &TempDir, template: &str) -> String {
+    let mut gguf = Gguf::tiny(512);
+    let set = |metadata: &mut Vec<(String, Value)>, key: &str, value: Value| {
+        let key = format!("tokenizer.{key}");
+        metadata.retain(|(known, _)| *known != key);
+        metadata.push((key, value));
+    };
+    let mut tokens = tokens(512);
+    let mut types = vec![1; 512];
+    for (id, token, kind) in [
+        (511, "<|im_end|>", 3),
+        (510, "<|im_start|>", 3),
+        (509, "<tool_call>", 4),
+        (508, "</tool_call>", 4),
+    ] {
+        (tokens[id], types[id]) = (token.into(), kind);
+    }
+    for (key, value) in [
+        ("ggml.tokens", Value::Array(Array::Str(tokens))),
+        ("ggml.token_type", Value::Array(Array::I32(types))),
+        ("ggml.eos_token_id", Value::U32(511)),
+        ("chat_template", Value::Str(template.into())),
+    ] {
+        set(&mut gguf.metadata, key, value);
+    }
+    file(folder, "chatty.gguf", gguf.bytes())
+}
+
 /// The files of a safetensors model, to be spoilt before they are written.
 pub struct Hf {
     pub config: serde_json::Value,

@@ -2,6 +2,7 @@
 
 mod cache;
 mod certify;
+mod constrained;
 mod fairness;
 mod fake;
 mod harness;

@@ -1,0 +1,101 @@
+//! Grammars over real vocabularies, where this machine has them: whatever is drawn among the allowed tokens, the answer
+//! parses and keeps its schema.
+
+use crate::grammar::{Grammars, json_rule};
+use model::Tokenizer;
+use serde_json::{Value, json};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// A real tokenizer (scripts/tokenizers.sh), or why there is none.
+pub fn real(name: &str) -> Result<Arc<Tokenizer>, String> {
+    let set = |name: &str| {
+        std::env::var_os(name)
+            .filter(|v| !v.is_empty())
+            .map(PathBuf::from)
+    };
+    let folder = set("BLOCKLOCK_TOKENIZERS").or_else(|| {
+        let cache = set("BLOCKLOCK_CACHE")
+            .or_else(|| Some(set("XDG_CACHE_HOME")?.join("blocklock")))
+            .or_else(|| Some(std::env::home_dir()?.join(".cache/blocklock")))?;
+        Some(cache.join("tokenizers"))
+    });
+    let path = folder.map(|f| f.join(name).join("tokenizer.json"));
+    match path.filter(|p| p.is_file()) {
+        Some(path) => Ok(Arc::new(Tokenizer::from_json_file(&path).expect("usable"))),
+        None => Err(format!(
+            "not run: {name}'s tokenizer is not on this machine (scripts/tokenizers.sh fetches it)"
+        )),
+    }
+}
+
+/// Draws a whole answer among what a grammar allows, each token as likely as any other. `None`: it did not end.
+pub fn draw(
+    grammars: &Grammars,
+    tokenizer: &Arc<Tokenizer>,
+    lark: &str,
+    seed: u64,
+) -> Option<String> {
+    let compiled = grammars.compile(tokenizer, lark.into()).expect("a grammar");
+    let mut constraint = compiled.grammar.0.start();
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut ids = Vec::new();
+    for _ in 0..500 {
+        let set = constraint.allowed().expect("a set");
+        let allowed: Vec<u32> = (0..set.len() as u32 * 32)
+            .filter(|&id| numerics::sample::is_allowed(&set, id))
+            .collect();
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        let token = allowed[(state % allowed.len() as u64) as usize];
+        if tokenizer.eos().contains(&token) {
+            return Some(tokenizer.decode(&ids, true));
+        }
+        ids.push(token);
+        if constraint.take(token).expect("it goes on") {
+            return Some(tokenizer.decode(&ids, true));
+        }
+    }
+    None
+}
+
+#[test]
+fn drawn_answers_keep_their_schema_over_real_vocabularies() {
+    let schema = json!({
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "maxLength": 12},
+            "unit": {"enum": ["°C", "°F"]},
+            "days": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "maxItems": 4},
+        },
+        "required": ["city", "unit", "days"],
+        "additionalProperties": false,
+    });
+    let lark = format!("start: {}", json_rule(&schema).expect("a rule"));
+    for name in ["qwen3", "llama3", "gemma3"] {
+        let tokenizer = match real(name) {
+            Ok(tokenizer) => tokenizer,
+            Err(why) => {
+                println!("{why}");
+                continue;
+            }
+        };
+        let grammars = Grammars::default();
+        for seed in 1..8 {
+            let text = draw(&grammars, &tokenizer, &lark, seed).expect("it ends");
+            let value: Value =
+                serde_json::from_str(&text).unwrap_or_else(|e| panic!("{text}: {e}"));
+            let city = value["city"].as_str().expect("a text");
+            assert!(city.chars().count() <= 12, "{text}");
+            assert!(["°C", "°F"].contains(&value["unit"].as_str().expect("a text")));
+            let days = value["days"].as_array().expect("a list");
+            assert!(days.len() <= 4 && days.iter().all(|d| d.as_u64().is_some_and(|d| d < 100)));
+            assert_eq!(
+                draw(&grammars, &tokenizer, &lark, seed),
+                Some(text),
+                "again"
+            );
+        }
+    }
+}

@@ -113,6 +113,8 @@ const REFUSED: &str = "\u{1}refused ";
 pub struct ChatTemplate {
     environment: Environment<'static>,
     source: String,
+    /// Of the template named [`TOOL_USE`].
+    tool_source: Option<String>,
     /// `bos_token` and `eos_token`.
     tokens: Vec<(&'static str, String)>,
 }
@@ -159,6 +161,10 @@ impl ChatTemplate {
             source: templates
                 .get(default)
                 .map_or(String::new(), |(_, source)| source.clone()),
+            tool_source: templates
+                .iter()
+                .find(|(name, _)| name == TOOL_USE)
+                .map(|(_, source)| source.clone()),
             tokens: Vec::new(),
         })
     }
@@ -223,6 +229,11 @@ impl ChatTemplate {
     /// The source of the default template.
     pub fn source(&self) -> &str {
         &self.source
+    }
+
+    /// The source of the template used where tools are given.
+    pub fn tool_source(&self) -> &str {
+        self.tool_source.as_deref().unwrap_or(&self.source)
     }
 
     /// Renders a conversation. The result depends on the arguments alone; no clock is read.

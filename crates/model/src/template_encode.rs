@@ -16,8 +16,8 @@ pub enum ChatError {
 }
 
 impl ChatTemplate {
-    /// Renders and tokenizes a conversation. Special tokens the template writes are special; text in a message that
-    /// spells one, such as `<|im_end|>`, stays text and cannot forge a turn.
+    /// Renders and tokenizes a conversation. Special tokens the template writes are special; text in a message, a tool or a
+    /// variable that spells one, such as `<|im_end|>`, stays text and cannot forge a turn.
     pub fn encode(
         &self,
         tokenizer: &Tokenizer,
@@ -28,7 +28,8 @@ impl ChatTemplate {
         special.sort_by_key(|token| std::cmp::Reverse(token.len())); // The longest match counts.
         let mut shielded = messages.to_vec();
         // A private-use character that no message holds, put inside what spells a special token.
-        let texts = serde_json::to_string(messages).unwrap_or_default();
+        let texts = (messages, &options.tools, &options.variables);
+        let texts = serde_json::to_string(&texts).unwrap_or_default();
         let Some(mark) = ('\u{e000}'..='\u{f8ff}').find(|&c| !texts.contains(c)) else {
             let reason = "the messages use every private-use character".to_owned();
             return Err(TokenizerError::Encode(reason).into());
@@ -51,6 +52,18 @@ impl ChatTemplate {
                 .values_mut()
                 .for_each(|value| each_text(value, &mut shield));
         }
+        let mut options = options.clone();
+        let mut shield = |text: &mut String| any |= shield(text, &special, mark);
+        for tool in options.tools.iter_mut().flatten() {
+            each_text(tool, &mut shield);
+        }
+        let variables = std::mem::take(&mut options.variables);
+        let mut variables = Json::Object(variables);
+        each_text(&mut variables, &mut shield);
+        if let Json::Object(variables) = variables {
+            options.variables = variables;
+        }
+        let options = &options;
         if !any {
             let text = self.render(messages, options)?;
             return Ok(tokenizer.encode(&text, false, true)?);
@@ -96,12 +109,19 @@ fn shield(text: &mut String, special: &[&str], mark: char) -> bool {
     found
 }
 
-/// Calls `each` on every string in a JSON value.
+/// Calls `each` on every string in a JSON value, keys included.
 fn each_text(value: &mut Json, each: &mut impl FnMut(&mut String)) {
     match value {
         Json::String(text) => each(text),
         Json::Array(items) => items.iter_mut().for_each(|item| each_text(item, each)),
-        Json::Object(fields) => fields.values_mut().for_each(|field| each_text(field, each)),
+        Json::Object(fields) => {
+            let given = std::mem::take(fields);
+            fields.extend(given.into_iter().map(|(mut key, mut field)| {
+                each(&mut key);
+                each_text(&mut field, each);
+                (key, field)
+            }));
+        }
         _ => {}
     }
 }

@@ -1,5 +1,6 @@
 //! One answer on its way: tokens to text and to what is reported of each.
 
+use crate::calls::{CallScanner, Part};
 use crate::stop::StopScanner;
 use engine::{Event, FinishReason, Row};
 use model::{StreamDecoder, Tokenizer};
@@ -22,8 +23,21 @@ pub struct Entry {
 pub struct Piece {
     /// Text that is certain now.
     pub text: String,
+    /// And what is of calls.
+    pub calls: Vec<CallPart>,
     /// Tokens, as far as they are reported.
     pub entries: Vec<Entry>,
+}
+
+/// A part of a call.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CallPart {
+    /// Which call of the answer, from 0.
+    pub index: usize,
+    /// The tool, where the call begins.
+    pub name: Option<String>,
+    /// More of its arguments.
+    pub arguments: String,
 }
 
 /// Why an answer ended.
@@ -31,6 +45,8 @@ pub struct Piece {
 pub enum Finish {
     /// A stop token, a stop string or the model's own end.
     Stop,
+    /// The same, and it called tools.
+    ToolCalls,
     /// Its limit of tokens, or the context is full.
     Length,
     /// The server's time limit.
@@ -42,6 +58,7 @@ impl Finish {
     pub fn name(self) -> &'static str {
         match self {
             Finish::Stop => "stop",
+            Finish::ToolCalls => "tool_calls",
             Finish::Length => "length",
             Finish::Timeout => "timeout",
         }
@@ -52,6 +69,9 @@ impl Finish {
 pub struct Answer {
     decoder: Option<StreamDecoder>,
     scanner: StopScanner,
+    /// Where the answer may call tools; and calls so far.
+    calls: Option<CallScanner>,
+    called: usize,
     /// The prompt where it is echoed, and how many of its tokens were reported.
     echoed: Option<Vec<u32>>,
     offset: usize,
@@ -76,6 +96,8 @@ impl Answer {
         let mut answer = Self {
             decoder: tokenizer.map(|_| StreamDecoder::new(true)),
             scanner: StopScanner::new(stop),
+            calls: None,
+            called: 0,
             echoed: None,
             offset: 0,
             generated: 0,
@@ -92,6 +114,42 @@ impl Answer {
             answer.echoed = Some(prompt);
         }
         answer
+    }
+
+    /// Looks for calls.
+    pub fn calling(mut self, calls: Option<CallScanner>) -> Self {
+        self.calls = calls;
+        self
+    }
+
+    /// Puts text, or what is left at the end, where it belongs.
+    fn say(&mut self, text: String, end: bool, piece: &mut Piece) {
+        let Some(calls) = &mut self.calls else {
+            piece.text = text;
+            return;
+        };
+        let mut parts = calls.push(&text);
+        if end {
+            parts.extend(calls.finish());
+        }
+        for part in parts {
+            let (name, arguments) = match part {
+                Part::Text(text) => {
+                    piece.text += &text;
+                    continue;
+                }
+                Part::Call(name) => {
+                    self.called += 1;
+                    (Some(name), String::new())
+                }
+                Part::Arguments(arguments) => (None, arguments),
+            };
+            piece.calls.push(CallPart {
+                index: self.called.saturating_sub(1),
+                name,
+                arguments,
+            });
+        }
     }
 
     fn entry(&mut self, tokenizer: Option<&Tokenizer>, token: u32, row: Option<Row>) -> Entry {
@@ -134,9 +192,11 @@ impl Answer {
                     _ if self.generated > 1 => format!(" {token}"),
                     _ => token.to_string(),
                 };
-                piece.text = self.scanner.push(&text);
-                if self.scanner.stopped() {
-                    self.finish = Some(Finish::Stop);
+                let text = self.scanner.push(&text);
+                let stopped = self.scanner.stopped();
+                self.say(text, stopped, &mut piece);
+                if stopped {
+                    self.finish = Some(self.stop());
                 }
             }
             Event::Finished { reason } => {
@@ -160,10 +220,24 @@ impl Answer {
         }
         let stopped = self.scanner.stopped();
         text += &self.scanner.finish();
-        self.finish = Some(if stopped { Finish::Stop } else { finish });
-        Piece {
-            text,
+        let mut piece = Piece {
             entries: std::mem::take(&mut self.waiting),
+            ..Piece::default()
+        };
+        self.say(text, true, &mut piece);
+        self.finish = Some(match finish {
+            _ if stopped => self.stop(),
+            Finish::Stop => self.stop(),
+            finish => finish,
+        });
+        piece
+    }
+
+    /// An end that the model or a stop string chose.
+    fn stop(&self) -> Finish {
+        match self.called {
+            0 => Finish::Stop,
+            _ => Finish::ToolCalls,
         }
     }
 }

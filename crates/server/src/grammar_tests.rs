@@ -1,7 +1,10 @@
 //! Grammars over real vocabularies, where this machine has them: whatever is drawn among the allowed tokens, the answer
 //! parses and keeps its schema.
 
+use crate::calls::{CallScanner, Part};
+use crate::fields::Fields;
 use crate::grammar::{Grammars, json_rule};
+use crate::tools::{Family, Tools};
 use model::Tokenizer;
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -96,6 +99,52 @@ fn drawn_answers_keep_their_schema_over_real_vocabularies() {
                 Some(text),
                 "again"
             );
+        }
+    }
+}
+
+#[test]
+fn drawn_calls_are_read_again_over_real_vocabularies() {
+    let body = json!({"tool_choice": "required", "tools": [
+        {"type": "function", "function": {"name": "look_up", "parameters": {
+            "properties": {"word": {"type": "string", "maxLength": 6}, "deep": {"type": "boolean"}},
+            "required": ["word", "deep"], "additionalProperties": false}}},
+        {"type": "function", "function": {"name": "look"}},
+    ]});
+    let mut fields = Fields::parse(body.to_string().as_bytes()).expect("an object");
+    let tools = Tools::read(&mut fields).expect("tools");
+    for (name, family) in [("qwen3", Family::Hermes), ("llama3", Family::Llama)] {
+        let tokenizer = match real(name) {
+            Ok(tokenizer) => tokenizer,
+            Err(why) => {
+                println!("{why}");
+                continue;
+            }
+        };
+        let grammars = Grammars::default();
+        let lark = format!("start: calls\n{}", tools.rules(family).expect("rules"));
+        for seed in 1..10 {
+            let text = draw(&grammars, &tokenizer, &lark, seed).expect("it ends");
+            let mut scanner = CallScanner::new(family, vec!["look_up".into(), "look".into()]);
+            let mut parts = scanner.push(&text);
+            parts.extend(scanner.finish());
+            let mut arguments: Vec<String> = Vec::new();
+            for part in parts {
+                match part {
+                    Part::Text(beside) => panic!("{beside:?} beside calls in {text}"),
+                    Part::Call(_) => arguments.push(String::new()),
+                    Part::Arguments(more) => *arguments.last_mut().expect("a call") += &more,
+                }
+            }
+            assert!(!arguments.is_empty(), "{text}");
+            for arguments in arguments {
+                let value: Value = serde_json::from_str(&arguments).expect("JSON");
+                let keys = value.as_object().expect("an object").len();
+                assert!(
+                    keys == 0 || keys == 2 && value["deep"].is_boolean(),
+                    "{text}"
+                );
+            }
         }
     }
 }

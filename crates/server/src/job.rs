@@ -2,17 +2,18 @@
 
 use crate::account::{self, Account};
 use crate::answer::{Answer, Finish, Piece};
-use crate::ask::{Asked, Source};
+use crate::ask::{Asked, Chat, Source};
+use crate::calls::CallScanner;
 use crate::error::ApiError;
 use crate::format::{Format, SCHEMA};
 use crate::grammar::{Compiled, GrammarError};
 use crate::served::{Promise, Served};
 use crate::server::Options;
+use crate::tools::{Family, Tools};
 use axum::http::StatusCode;
 use engine::{EngineHandle, Event, Protection, Refusal, Request, RequestId, SubmitError};
-use model::{Message, RenderOptions};
+use model::RenderOptions;
 use numerics::sample::SamplingParams;
-use serde_json::{Map, Value};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -78,9 +79,10 @@ impl Job {
             let why = "needs a tokenizer, and this model has none; use stop_token_ids";
             return Err(ApiError::unsupported("stop", why));
         }
+        let family = family(served, &asked)?; // before the template meets what it does not know
         let prompt = prompt_ids(served, &asked)?;
         let max_tokens = limit(served, options, &asked, prompt.len())?;
-        let grammar = grammar(served, &asked)?;
+        let grammar = grammar(served, &asked, family)?;
         let asks = asked.protection.unwrap_or(served.protection);
         let (mut protection, mut downgraded) = (asks, None);
         loop {
@@ -104,7 +106,10 @@ impl Job {
                     let echoed = asked.echo.then(|| prompt.clone());
                     let tokenizer = served.tokenizer.as_deref();
                     let answers = (0..asked.n)
-                        .map(|_| Answer::new(tokenizer, &asked.stop, echoed.clone()))
+                        .map(|_| {
+                            Answer::new(tokenizer, &asked.stop, echoed.clone())
+                                .calling(calls(&asked, family))
+                        })
                         .collect();
                     return Ok(Self {
                         served: Arc::clone(served),
@@ -288,23 +293,67 @@ fn prompt_ids(served: &Served, asked: &Asked) -> Result<Vec<u32>, ApiError> {
                 "this model has no tokenizer; give token ids",
             )),
         },
-        Source::Chat(messages, variables) => chat_ids(served, messages, variables),
+        Source::Chat(chat) => chat_ids(served, chat),
     }
 }
 
-/// The grammar an answer is held to, if any.
-fn grammar(served: &Served, asked: &Asked) -> Result<Option<Compiled>, ApiError> {
-    let Format::Json(rule) = &asked.format else {
+/// How the model writes calls, where the conversation has any tools.
+fn family(served: &Served, asked: &Asked) -> Result<Option<Family>, ApiError> {
+    let chat = asked.conversation().filter(|chat| chat.has_tools());
+    let (Some(chat), Some(template)) = (chat, &served.template) else {
         return Ok(None);
+    };
+    let field = match chat.tools.shown() {
+        Some(_) => "tools",
+        None => "messages",
+    };
+    let family = Family::of(template).map_err(|why| ApiError::unsupported(field, why))?;
+    Ok(Some(family))
+}
+
+/// Looks for calls in an answer that may hold some.
+fn calls(asked: &Asked, family: Option<Family>) -> Option<CallScanner> {
+    let tools = &asked.conversation()?.tools;
+    tools.shown()?;
+    let names = tools.list.iter().map(|t| t.name.clone()).collect();
+    Some(CallScanner::new(family?, names))
+}
+
+/// The grammar an answer is held to, if any.
+fn grammar(
+    served: &Served,
+    asked: &Asked,
+    family: Option<Family>,
+) -> Result<Option<Compiled>, ApiError> {
+    let tools = asked.conversation().map(|chat| &chat.tools);
+    let rules = tools.and_then(|tools| tools.rules(family?));
+    let must_call = tools.is_some_and(Tools::must_call);
+    let (lark, field) = match (&asked.format, rules) {
+        (_, Some(rules)) if must_call => (format!("start: calls\n{rules}"), "tools"),
+        (Format::Text, _) => return Ok(None),
+        (Format::Json(rule), None) => (format!("start: {rule}"), SCHEMA),
+        (Format::Json(rule), Some(rules)) => {
+            let lark = format!("start: answer | calls\nanswer: {rule}\n{rules}");
+            (lark, "tools")
+        }
     };
     let Some(tokenizer) = &served.tokenizer else {
         let why = "needs a tokenizer, and this model has none";
         return Err(ApiError::unsupported("response_format", why));
     };
-    let compiled = served.grammars.compile(tokenizer, format!("start: {rule}"));
-    compiled.map(Some).map_err(|e| match e {
-        GrammarError::Vocabulary(_) => e.refuse("response_format"),
-        _ => e.refuse(SCHEMA),
+    let compile = |lark: String| served.grammars.compile(tokenizer, lark);
+    compile(lark).map(Some).map_err(|error| {
+        // Of several schemas, the first that is at fault alone.
+        let rules = tools.iter().flat_map(|tools| &tools.list);
+        let fault = rules.enumerate().find_map(|(i, tool)| {
+            let alone = compile(format!("start: {}", tool.arguments)).err()?;
+            Some(alone.refuse(&format!("tools[{i}].function.parameters")))
+        });
+        match error {
+            GrammarError::Vocabulary(_) => error.refuse("response_format"),
+            _ if field == SCHEMA => error.refuse(SCHEMA),
+            _ => fault.unwrap_or_else(|| error.refuse(SCHEMA)),
+        }
     })
 }
 
@@ -317,11 +366,7 @@ fn held_key(key: &str, grammar: &Compiled) -> String {
 }
 
 /// Token ids of a conversation, up to where the assistant's turn begins.
-pub fn chat_ids(
-    served: &Served,
-    messages: &[Message],
-    variables: &Map<String, Value>,
-) -> Result<Vec<u32>, ApiError> {
+pub fn chat_ids(served: &Served, chat: &Chat) -> Result<Vec<u32>, ApiError> {
     let (Some(template), Some(tokenizer)) = (&served.template, &served.tokenizer) else {
         return Err(ApiError::unsupported(
             "messages",
@@ -330,11 +375,12 @@ pub fn chat_ids(
     };
     let options = RenderOptions {
         add_generation_prompt: true,
-        variables: variables.clone(),
+        tools: chat.tools.shown(),
+        variables: chat.variables.clone(),
         ..RenderOptions::default()
     };
     template
-        .encode(tokenizer, messages, &options)
+        .encode(tokenizer, &chat.messages, &options)
         .map_err(|e| ApiError::field("messages", e))
 }
 

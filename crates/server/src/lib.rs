@@ -3,6 +3,7 @@
 mod account;
 mod answer;
 mod ask;
+mod calls;
 mod connections;
 mod error;
 mod fields;
@@ -17,6 +18,7 @@ mod routes;
 mod served;
 mod server;
 mod stop;
+mod tools;
 
 pub use connections::LEAST_HEAD;
 pub use grammar::Grammars;

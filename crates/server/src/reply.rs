@@ -30,6 +30,7 @@ pub async fn whole(mut job: Job) -> Result<Response, ApiError> {
     while let Some(next) = job.next().await {
         let (choice, piece) = next?;
         pieces[choice].text += &piece.text;
+        pieces[choice].calls.extend(piece.calls);
         pieces[choice].entries.extend(piece.entries);
     }
     let chat = job.asked.chat();
@@ -39,8 +40,7 @@ pub async fn whole(mut job: Job) -> Result<Response, ApiError> {
         .map(|(index, piece)| {
             let mut choice = json!({"index": index});
             if chat {
-                choice["message"] =
-                    json!({"role": "assistant", "content": piece.text, "refusal": null});
+                choice["message"] = message(&job, &id, index, &piece);
             } else {
                 choice["text"] = (echo(&job) + &piece.text).into();
             }
@@ -63,6 +63,55 @@ pub async fn whole(mut job: Job) -> Result<Response, ApiError> {
     reply["usage"] = usage(&job);
     extensions(&job, &mut reply);
     Ok(Json(reply).into_response())
+}
+
+/// An answer's message.
+fn message(job: &Job, id: &str, choice: usize, piece: &Piece) -> Value {
+    let mut calls: Vec<Value> = Vec::new();
+    for part in &piece.calls {
+        match (&part.name, calls.last_mut()) {
+            (Some(name), _) => calls.push(json!({
+                "id": call_id(job, id, choice, part.index),
+                "type": "function",
+                "function": {"name": name, "arguments": ""},
+            })),
+            (None, Some(call)) => {
+                let so_far = call["function"]["arguments"].as_str().unwrap_or_default();
+                call["function"]["arguments"] = (so_far.to_string() + &part.arguments).into();
+            }
+            (None, None) => {}
+        }
+    }
+    let text = match piece.text.as_str() {
+        "" if !calls.is_empty() => Value::Null,
+        text => text.into(),
+    };
+    let mut message = json!({"role": "assistant", "content": text, "refusal": null});
+    if !calls.is_empty() {
+        message["tool_calls"] = calls.into();
+    }
+    message
+}
+
+/// What of an answer's calls is new.
+fn call_deltas(job: &Job, id: &str, choice: usize, piece: &Piece) -> Vec<Value> {
+    let deltas = piece.calls.iter().map(|part| match &part.name {
+        Some(name) => json!({
+            "index": part.index,
+            "id": call_id(job, id, choice, part.index),
+            "type": "function",
+            "function": {"name": name, "arguments": ""},
+        }),
+        None => json!({"index": part.index, "function": {"arguments": part.arguments}}),
+    });
+    deltas.collect()
+}
+
+/// A call's id: a template may show it to the model later, so that equal answers have equal ones where that is promised.
+fn call_id(job: &Job, id: &str, choice: usize, index: usize) -> String {
+    let of = job.promises[choice].key.as_deref().unwrap_or(id);
+    let hash = blake3::hash(format!("{of} {choice} {index}").as_bytes()).to_hex();
+    format!("call_{}", &hash[..24])
 }
 
 /// Sends chunks as they come. The job ends when the reader goes away.
@@ -91,7 +140,8 @@ async fn send_all(
     } else {
         "text_completion"
     };
-    let mut template = head(job, &id(job), object);
+    let id = id(job);
+    let mut template = head(job, &id, object);
     if job.asked.include_usage {
         template["usage"] = Value::Null;
     }
@@ -126,7 +176,7 @@ async fn send_all(
         let finish = job.answers[index].finish;
         let reported = job.asked.logprobs.is_some() || job.asked.token_ids;
         let reports = reported && !piece.entries.is_empty();
-        if piece.text.is_empty() && finish.is_none() && !reports {
+        if piece.text.is_empty() && piece.calls.is_empty() && finish.is_none() && !reports {
             continue;
         }
         let mut choice = json!({"index": index});
@@ -135,6 +185,9 @@ async fn send_all(
                 "" => json!({}),
                 text => json!({"content": text}),
             };
+            if !piece.calls.is_empty() {
+                choice["delta"]["tool_calls"] = call_deltas(job, &id, index, &piece).into();
+            }
         } else {
             choice["text"] = piece.text.into();
         }

@@ -1,7 +1,7 @@
 //! Paths and their handlers.
 
 use crate::account::Account;
-use crate::ask::{self, random};
+use crate::ask::{self, Chat, random};
 use crate::error::{ApiError, Code};
 use crate::fields::Fields;
 use crate::job::{Job, chat_ids};
@@ -14,7 +14,7 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::sync::Arc;
 
 type App = State<Arc<Shared>>;
@@ -290,7 +290,14 @@ async fn tokenize(State(shared): App, request: Request) -> Answered {
                 .encode(&text, add_special, true)
                 .map_err(|e| ApiError::field("prompt", e))?,
             (None, Some(messages)) => {
-                chat_ids(&served, &ask::conversation(messages)?, &Map::new())?
+                let messages = ask::conversation(messages)?;
+                chat_ids(
+                    &served,
+                    &Chat {
+                        messages,
+                        ..Chat::default()
+                    },
+                )?
             }
             _ => {
                 return Err(ApiError::field(

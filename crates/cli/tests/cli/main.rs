@@ -20,6 +20,7 @@ mod pull;
 mod real;
 mod serve;
 mod serve_json;
+mod serve_tools;
 mod serving;
 mod support;
 mod worded;

@@ -13,6 +13,7 @@ mod grammar;
 mod grammar_tests;
 mod job;
 mod metrics;
+mod page;
 mod reply;
 mod routes;
 mod served;

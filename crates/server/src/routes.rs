@@ -5,6 +5,7 @@ use crate::ask::{self, Chat, random};
 use crate::error::{ApiError, Code};
 use crate::fields::Fields;
 use crate::job::{Job, chat_ids};
+use crate::page;
 use crate::reply;
 use crate::server::Shared;
 use axum::body::{Bytes, to_bytes};
@@ -49,6 +50,7 @@ pub fn router(shared: Arc<Shared>) -> Router {
         )
         .route_layer(middleware::from_fn_with_state(Arc::clone(&shared), keys));
     Router::new()
+        .route("/", get(page::page))
         .route("/live", get(live))
         .route("/health", get(health))
         .route("/version", get(version))

@@ -15,6 +15,7 @@ mod limits;
 mod locked;
 mod logs;
 mod metrics;
+mod page;
 mod profiles;
 mod pull;
 mod real;

@@ -12,8 +12,10 @@ use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 
-/// Choices of one request at most.
+/// Choices of one prompt at most.
 const MOST_CHOICES: u32 = 128;
+/// Choices of all prompts of a request at most.
+const MOST_ANSWERS: usize = 1024;
 /// Stop strings and stop ids at most.
 const MOST_STOPS: usize = 16;
 /// Alternatives at each position at most.
@@ -21,12 +23,20 @@ const MOST_LOGPROBS: u64 = numerics::TOP_N as u64;
 
 /// Where the prompt comes from.
 pub enum Source {
-    /// A text, continued as it is.
+    /// One or more, each with answers of its own.
+    Prompts(Vec<Prompt>),
+    /// A conversation.
+    Chat(Chat),
+}
+
+/// A prompt to be continued as it is.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(untagged)]
+pub enum Prompt {
+    /// A text.
     Text(String),
     /// Token ids.
     Ids(Vec<u32>),
-    /// A conversation.
-    Chat(Chat),
 }
 
 /// A conversation and what else its template is given.
@@ -107,7 +117,7 @@ struct StreamOptions {
 /// Reads a body of `/v1/completions`.
 pub fn completion(body: &[u8]) -> Result<Asked, ApiError> {
     let mut f = Fields::parse(body)?;
-    let source = prompt(f.take("prompt")?)?;
+    let source = prompts(f.take("prompt")?)?;
     let echo = f.or("echo", false)?;
     let logprobs = alternatives("logprobs", f.take("logprobs")?)?;
     let best_of: Option<u32> = f.take("best_of")?;
@@ -117,6 +127,13 @@ pub fn completion(body: &[u8]) -> Result<Asked, ApiError> {
         "text after the answer is not supported",
     )?;
     let asked = common(f, source, logprobs, Some(16), echo)?;
+    if let Source::Prompts(prompts) = &asked.source
+        && prompts.len() * asked.n as usize > MOST_ANSWERS
+    {
+        let (given, n) = (prompts.len(), asked.n);
+        let why = format!("{given} of {n} choices each are more than {MOST_ANSWERS} answers");
+        return Err(ApiError::field("prompt", why));
+    }
     if best_of.is_some_and(|b| b != asked.n) {
         return Err(ApiError::unsupported(
             "best_of",
@@ -301,26 +318,23 @@ fn alternatives(name: &str, given: Option<u64>) -> Result<Option<usize>, ApiErro
     }
 }
 
-/// One prompt: a text or a list of token ids, either of them also as the only entry of a list.
-fn prompt(given: Option<Value>) -> Result<Source, ApiError> {
+/// A text, a list of token ids, or a list of either.
+fn prompts(given: Option<Value>) -> Result<Source, ApiError> {
     let bad = |m: &str| Err(ApiError::field("prompt", m));
-    match given {
-        None => bad("missing"),
-        Some(Value::String(text)) => Ok(Source::Text(text)),
-        Some(Value::Array(mut list)) => match list.first() {
-            Some(Value::String(_) | Value::Array(_)) if list.len() > 1 => {
-                Err(ApiError::unsupported(
-                    "prompt",
-                    "several prompts in one request are not supported; send a request for each",
-                ))
-            }
-            Some(Value::String(_) | Value::Array(_)) => prompt(list.pop()),
-            _ => match serde_json::from_value(Value::Array(list)) {
-                Ok(ids) => Ok(Source::Ids(ids)),
-                Err(e) => bad(&format!("token ids are needed: {e}")),
-            },
-        },
-        Some(_) => bad("a text or a list of token ids is needed"),
+    let Some(given) = given else {
+        return bad("missing");
+    };
+    let several = |v: &Value| match v.as_array().and_then(|list| list.first()) {
+        Some(first) => first.is_string() || first.is_array(),
+        None => false,
+    };
+    let read = match several(&given) {
+        true => serde_json::from_value(given),
+        false => serde_json::from_value(given).map(|one| vec![one]),
+    };
+    match read {
+        Ok(prompts) => Ok(Source::Prompts(prompts)),
+        Err(_) => bad("a text or a list of token ids is needed, or a list of either"),
     }
 }
 
@@ -486,13 +500,34 @@ mod tests {
             assert_eq!(refused(chat_with(more)).0, param);
         }
         assert!(chat_with(r#""user": "u", "tools": [], "tool_choice": "auto""#).is_ok());
-        assert_eq!(
-            refused(completion(br#"{"prompt": ["a", "b"]}"#)).1,
-            "unsupported"
-        );
-        assert_eq!(refused(completion(br#"{"prompt": [1, -2]}"#)).0, "prompt");
-        assert!(completion(br#"{"prompt": ["a"]}"#).is_ok());
-        assert!(completion(br#"{"prompt": [[1, 2]]}"#).is_ok());
+        let many = format!(r#"{{"prompt": [{}[1]], "n": 128}}"#, "[1],".repeat(8));
+        for bad in [
+            r#"{"prompt": [1, -2]}"#,
+            r#"{"prompt": ["a", [1]], "n": 0.5}"#,
+            r#"{"prompt": ["a", 1]}"#,
+            r#"{"prompt": [1, "a"]}"#,
+            r#"{"prompt": {"text": "a"}}"#,
+            "{}",
+            &many,
+        ] {
+            let (param, code) = refused(completion(bad.as_bytes()));
+            assert!(param == "prompt" || param == "n", "{bad}");
+            assert_eq!(code, "invalid_value");
+        }
+        for (good, count) in [
+            (r#"{"prompt": "a"}"#, 1),
+            (r#"{"prompt": ["a"]}"#, 1),
+            (r#"{"prompt": [1, 2]}"#, 1),
+            (r#"{"prompt": [[1, 2]]}"#, 1),
+            (r#"{"prompt": ["a", "b", "c"]}"#, 3),
+            (r#"{"prompt": [[1, 2], [3]]}"#, 2),
+            (r#"{"prompt": ["a", [3]]}"#, 2),
+        ] {
+            let Ok(Source::Prompts(prompts)) = completion(good.as_bytes()).map(|a| a.source) else {
+                panic!("{good}");
+            };
+            assert_eq!(prompts.len(), count, "{good}");
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use crate::account::{self, Account};
 use crate::answer::{Answer, Finish, Piece};
-use crate::ask::{Asked, Chat, Source};
+use crate::ask::{Asked, Chat, Prompt, Source};
 use crate::calls::CallScanner;
 use crate::error::ApiError;
 use crate::format::{Format, SCHEMA};
@@ -24,8 +24,8 @@ use tokio::sync::mpsc::{Receiver, channel, error::TrySendError};
 pub struct Job {
     pub served: Arc<Served>,
     pub asked: Asked,
-    /// Token ids.
-    pub prompt: Vec<u32>,
+    /// Token ids of each prompt. Choice i belongs to prompt i / n.
+    pub prompts: Vec<Vec<u32>>,
     /// The protection it runs under.
     pub protection: Protection,
     /// What each choice is promised.
@@ -80,15 +80,16 @@ impl Job {
             return Err(ApiError::unsupported("stop", why));
         }
         let family = family(served, &asked)?; // before the template meets what it does not know
-        let prompt = prompt_ids(served, &asked)?;
-        let max_tokens = limit(served, options, &asked, prompt.len())?;
+        let prompts = prompt_ids(served, &asked)?;
+        let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
+        let max_tokens = limit(served, options, &asked, longest)?;
         let grammar = grammar(served, &asked, family)?;
         let asks = asked.protection.unwrap_or(served.protection);
         let (mut protection, mut downgraded) = (asks, None);
         loop {
             let grammar = grammar.as_ref();
             match Self::submit(
-                served, options, &asked, &prompt, max_tokens, protection, grammar,
+                served, options, &asked, &prompts, max_tokens, protection, grammar,
             ) {
                 Ok((mut promises, running, events)) => {
                     if let Some(reason) = downgraded {
@@ -100,21 +101,21 @@ impl Job {
                         model: served.name.clone(),
                         protection,
                         stream: asked.stream,
-                        choices: asked.n as usize,
-                        prompt_tokens: prompt.len(),
+                        choices: prompts.len() * asked.n as usize,
+                        prompt_tokens: prompts.iter().map(Vec::len).sum(),
                     });
-                    let echoed = asked.echo.then(|| prompt.clone());
                     let tokenizer = served.tokenizer.as_deref();
-                    let answers = (0..asked.n)
-                        .map(|_| {
-                            Answer::new(tokenizer, &asked.stop, echoed.clone())
+                    let answers = each_choice(&prompts, &asked)
+                        .map(|(prompt, _)| {
+                            let echoed = asked.echo.then(|| prompt.to_vec());
+                            Answer::new(tokenizer, &asked.stop, echoed)
                                 .calling(calls(&asked, family))
                         })
                         .collect();
                     return Ok(Self {
                         served: Arc::clone(served),
                         asked,
-                        prompt,
+                        prompts,
                         protection,
                         promises,
                         answers,
@@ -140,7 +141,7 @@ impl Job {
         served: &Served,
         options: &Options,
         asked: &Asked,
-        prompt: &[u32],
+        prompts: &[Vec<u32>],
         max_tokens: usize,
         protection: Protection,
         grammar: Option<&Compiled>,
@@ -158,7 +159,7 @@ impl Job {
         if !asked.ignore_eos {
             stop_tokens.extend(served.tokenizer.iter().flat_map(|t| t.eos()));
         }
-        let prompt_rows_from = match (asked.echo, asked.logprobs) {
+        let rows_from = |prompt: &[u32]| match (asked.echo, asked.logprobs) {
             (true, Some(_)) => Some(0),
             (true, None) if max_tokens == 0 => prompt.len().checked_sub(1),
             _ => None,
@@ -168,7 +169,8 @@ impl Job {
             ids: Vec::new(),
         };
         // A whole reply needs all of its tokens anyhow.
-        let rows = prompt_rows_from.map_or(0, |_| prompt.len() * asked.n as usize);
+        let rows = |(prompt, _): (&[u32], _)| rows_from(prompt).map_or(0, |_| prompt.len());
+        let rows: usize = each_choice(prompts, asked).map(rows).sum();
         let (sender, receiver) = channel(match asked.stream {
             true => options.backlog + rows,
             false => Semaphore::MAX_PERMITS,
@@ -178,13 +180,14 @@ impl Job {
             receiver,
             behind: Arc::clone(&behind),
         };
-        let choices = (0..asked.n).map(|choice| SamplingParams {
-            choice,
-            ..asked.sampling.clone()
-        });
-        let promises: Vec<Promise> = choices
-            .clone()
-            .map(|sampling| {
+        let choices = || {
+            each_choice(prompts, asked).map(|(prompt, choice)| {
+                let sampling = asked.sampling.clone();
+                (prompt, SamplingParams { choice, ..sampling })
+            })
+        };
+        let promises: Vec<Promise> = choices()
+            .map(|(prompt, sampling)| {
                 let mut promise = (served.promises)(protection, prompt, &sampling);
                 if let (Some(key), Some(grammar)) = (&mut promise.key, grammar) {
                     *key = held_key(key, grammar);
@@ -192,11 +195,10 @@ impl Job {
                 promise
             })
             .collect();
-        let requests = choices.map(|sampling| {
-            let (sender, choice) = (sender.clone(), sampling.choice as usize);
-            let behind = Arc::clone(&behind);
+        let requests = choices().enumerate().map(|(index, (prompt, sampling))| {
+            let (sender, behind) = (sender.clone(), Arc::clone(&behind));
             let sink = move |event| {
-                let sent = sender.try_send((choice, event));
+                let sent = sender.try_send((index, event));
                 if matches!(sent, Err(TrySendError::Full(_))) {
                     behind.store(true, Ordering::Relaxed);
                 }
@@ -205,7 +207,7 @@ impl Job {
             let request = Request {
                 sampling,
                 stop_tokens: stop_tokens.clone(),
-                prompt_rows_from,
+                prompt_rows_from: rows_from(prompt),
                 cache_salt: asked.cache_salt.clone(),
                 grammar: grammar.map(|g| g.grammar.clone()),
                 ..Request::new(prompt.to_vec(), protection, max_tokens)
@@ -223,9 +225,10 @@ impl Job {
             return Err(Refused::Engine(error)); // the others are cancelled
         }
         // After the engine's own refusals, which say more.
-        let kept = promises[0].promised || protection == Protection::None;
-        if !kept && !options.allow_downgrade {
-            let why = format!("{protection} cannot be kept: {}", promises[0].reason);
+        let broken = promises.iter().find(|p| !p.promised);
+        let broken = broken.filter(|_| protection != Protection::None && !options.allow_downgrade);
+        if let Some(promise) = broken {
+            let why = format!("{protection} cannot be kept: {}", promise.reason);
             return Err(Refused::Here(ApiError::field("protection", why)));
         }
         Ok((promises, running, events))
@@ -281,19 +284,30 @@ enum Refused {
     Here(ApiError),
 }
 
-fn prompt_ids(served: &Served, asked: &Asked) -> Result<Vec<u32>, ApiError> {
+/// Every choice: its prompt, and which of that one's choices it is.
+fn each_choice<'a>(
+    prompts: &'a [Vec<u32>],
+    asked: &Asked,
+) -> impl Iterator<Item = (&'a [u32], u32)> {
+    let n = asked.n;
+    let of = move |prompt: &'a Vec<u32>| (0..n).map(move |choice| (&prompt[..], choice));
+    prompts.iter().flat_map(of)
+}
+
+fn prompt_ids(served: &Served, asked: &Asked) -> Result<Vec<Vec<u32>>, ApiError> {
+    let ids = |prompt: &Prompt| match (prompt, &served.tokenizer) {
+        (Prompt::Ids(ids), _) => Ok(ids.clone()),
+        (Prompt::Text(text), Some(tokenizer)) => tokenizer
+            .encode(text, true, true)
+            .map_err(|e| ApiError::field("prompt", e)),
+        (Prompt::Text(_), None) => Err(ApiError::unsupported(
+            "prompt",
+            "this model has no tokenizer; give token ids",
+        )),
+    };
     match &asked.source {
-        Source::Ids(ids) => Ok(ids.clone()),
-        Source::Text(text) => match &served.tokenizer {
-            Some(tokenizer) => tokenizer
-                .encode(text, true, true)
-                .map_err(|e| ApiError::field("prompt", e)),
-            None => Err(ApiError::unsupported(
-                "prompt",
-                "this model has no tokenizer; give token ids",
-            )),
-        },
-        Source::Chat(chat) => chat_ids(served, chat),
+        Source::Prompts(prompts) => prompts.iter().map(ids).collect(),
+        Source::Chat(chat) => Ok(vec![chat_ids(served, chat)?]),
     }
 }
 

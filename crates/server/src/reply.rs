@@ -1,7 +1,7 @@
 //! Replies in the OpenAI API's shapes, whole or as a stream of chunks.
 
 use crate::answer::{Entry, Piece, token_text};
-use crate::ask::random;
+use crate::ask::{Prompt, Source, random};
 use crate::error::ApiError;
 use crate::job::Job;
 use crate::server::InFlight;
@@ -42,14 +42,17 @@ pub async fn whole(mut job: Job) -> Result<Response, ApiError> {
             if chat {
                 choice["message"] = message(&job, &id, index, &piece);
             } else {
-                choice["text"] = (echo(&job) + &piece.text).into();
+                choice["text"] = (echo(&job, index) + &piece.text).into();
             }
             choice["logprobs"] = logprobs(&job, &piece.entries);
             choice["finish_reason"] = job.answers[index].finish.map(|f| f.name()).into();
             if job.asked.token_ids {
-                choice["token_ids"] = ids(&job, &piece.entries);
+                choice["token_ids"] = ids(&job, index, &piece.entries);
             }
             choice["reproducibility_key"] = json!(job.promises[index].key);
+            if job.prompts.len() > 1 {
+                choice["reproducibility"] = promised(&job, index); // its own prompt's
+            }
             choice
         })
         .collect();
@@ -61,7 +64,7 @@ pub async fn whole(mut job: Job) -> Result<Response, ApiError> {
     let mut reply = head(&job, &id, object);
     reply["choices"] = choices.into();
     reply["usage"] = usage(&job);
-    extensions(&job, &mut reply);
+    extensions(&job, 0, &mut reply);
     Ok(Json(reply).into_response())
 }
 
@@ -156,13 +159,13 @@ async fn send_all(
         if chat {
             choice["delta"] = json!({"role": "assistant", "content": ""});
         } else {
-            choice["text"] = echo(job).into();
+            choice["text"] = echo(job, index).into();
         }
         choice["logprobs"] = Value::Null;
         choice["finish_reason"] = Value::Null;
         choice["reproducibility_key"] = json!(job.promises[index].key);
         let mut first = chunk(json!([choice]));
-        extensions(job, &mut first);
+        extensions(job, index, &mut first);
         sender.send(event(&first)).await?;
     }
     while let Some(next) = job.next().await {
@@ -197,7 +200,7 @@ async fn send_all(
         };
         choice["finish_reason"] = finish.map(|f| f.name()).into();
         if job.asked.token_ids {
-            choice["token_ids"] = ids(job, &piece.entries);
+            choice["token_ids"] = ids(job, index, &piece.entries);
         }
         sender.send(event(&chunk(json!([choice])))).await?;
     }
@@ -224,10 +227,21 @@ fn head(job: &Job, id: &str, object: &str) -> Value {
     })
 }
 
-fn extensions(job: &Job, reply: &mut Value) {
-    let promise = &job.promises[0];
+/// What is said beside OpenAI's fields, of the promise that of one choice.
+fn extensions(job: &Job, choice: usize, reply: &mut Value) {
     reply["seed"] = job.asked.sampling.seed.into();
-    reply["reproducibility"] = json!({
+    reply["reproducibility"] = promised(job, choice);
+    if job.asked.token_ids {
+        reply["prompt_token_ids"] = match &job.prompts[..] {
+            [one] => json!(one),
+            several => json!(several),
+        };
+    }
+}
+
+fn promised(job: &Job, choice: usize) -> Value {
+    let promise = &job.promises[choice];
+    json!({
         "protection": job.protection.name(),
         "profile": job.served.facts.profile.name(),
         "geometry": promise.geometry,
@@ -236,36 +250,48 @@ fn extensions(job: &Job, reply: &mut Value) {
         "key": promise.key,
         "promised": promise.promised,
         "reason": promise.reason,
-    });
-    if job.asked.token_ids {
-        reply["prompt_token_ids"] = json!(job.prompt);
-    }
-}
-
-fn usage(job: &Job) -> Value {
-    let completion: usize = job.answers.iter().map(|a| a.generated).sum();
-    json!({
-        "prompt_tokens": job.prompt.len(),
-        "completion_tokens": completion,
-        "total_tokens": job.prompt.len() + completion,
-        "prompt_tokens_details": {"cached_tokens": job.answers[0].cached},
     })
 }
 
+fn usage(job: &Job) -> Value {
+    let prompt: usize = job.prompts.iter().map(Vec::len).sum();
+    let completion: usize = job.answers.iter().map(|a| a.generated).sum();
+    let first_of_each = job.answers.iter().step_by(job.asked.n as usize);
+    let cached: usize = first_of_each.map(|a| a.cached).sum();
+    json!({
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    })
+}
+
+/// Which prompt a choice answers.
+fn prompt_of(job: &Job, choice: usize) -> usize {
+    choice / job.asked.n as usize
+}
+
 /// The prompt's text where it is echoed.
-fn echo(job: &Job) -> String {
-    use crate::ask::Source;
-    match (&job.asked.source, &job.served.tokenizer) {
+fn echo(job: &Job, choice: usize) -> String {
+    let (at, ids) = (prompt_of(job, choice), &job.prompts[prompt_of(job, choice)]);
+    let given = match &job.asked.source {
+        Source::Prompts(prompts) => prompts.get(at),
+        Source::Chat(_) => None,
+    };
+    match (given, &job.served.tokenizer) {
         _ if !job.asked.echo => String::new(),
-        (Source::Text(text), _) => text.clone(),
-        (_, Some(tokenizer)) => tokenizer.decode(&job.prompt, false),
-        (_, None) => job.prompt.iter().map(|t| format!("{t} ")).collect(),
+        (Some(Prompt::Text(text)), _) => text.clone(),
+        (_, Some(tokenizer)) => tokenizer.decode(ids, false),
+        (_, None) => ids.iter().map(|t| format!("{t} ")).collect(),
     }
 }
 
 /// Generated tokens; an echoed prompt's are in `prompt_token_ids`.
-fn ids(job: &Job, entries: &[Entry]) -> Value {
-    let prompt = if job.asked.echo { job.prompt.len() } else { 0 };
+fn ids(job: &Job, choice: usize, entries: &[Entry]) -> Value {
+    let prompt = match job.asked.echo {
+        true => job.prompts[prompt_of(job, choice)].len(),
+        false => 0,
+    };
     // Where the prompt's entries are reported, they come first, all together.
     let echoed = entries.iter().take_while(|e| e.row.is_none()).count();
     let skip = if echoed > 0 {

@@ -206,6 +206,55 @@ fn a_completion_has_the_shape_of_the_openai_api() {
 }
 
 #[test]
+fn several_prompts_are_answered_as_each_alone() {
+    let server = Serving::start(&["--model", TINY, "--protections", "none,invariant"]);
+    let prompts = [vec![1, 2, 3], (0..150).collect(), vec![9]];
+    let body = |prompt: Value| {
+        json!({"prompt": prompt, "n": 2, "max_tokens": 8, "seed": 4, "logprobs": 3, "logit_bits": true,
+            "return_token_ids": true, "echo": true, "ignore_eos": true})
+    };
+    let all = server.complete(&body(json!(prompts)));
+    let choices = all["choices"].as_array().expect("choices");
+    assert_eq!(choices.len(), 6);
+    assert_eq!(all["usage"]["prompt_tokens"], 154);
+    assert_eq!(all["usage"]["completion_tokens"], 48);
+    assert_eq!(all["prompt_token_ids"], json!(prompts));
+    let mut streamed = body(json!(prompts));
+    streamed["stream"] = true.into();
+    let events = server.post("/v1/completions", &streamed).events();
+    for (p, prompt) in prompts.iter().enumerate() {
+        let alone = server.complete(&body(json!(prompt)));
+        for c in 0..2 {
+            let (i, alone) = (2 * p + c, &alone["choices"][c]);
+            let own = || {
+                events
+                    .iter()
+                    .map(|e| &e["choices"][0])
+                    .filter(move |e| e["index"] == i)
+            };
+            for key in [
+                "text",
+                "token_ids",
+                "logprobs",
+                "finish_reason",
+                "reproducibility_key",
+            ] {
+                assert_eq!(choices[i][key], alone[key], "{key} of choice {i}");
+            }
+            assert_eq!(choices[i]["index"], i);
+            assert_eq!(
+                choices[i]["reproducibility"]["key"],
+                alone["reproducibility_key"]
+            );
+            let text: String = own().filter_map(|e| e["text"].as_str()).collect();
+            assert_eq!(text, alone["text"].as_str().expect("text"));
+            let first = own().next().expect("chunks");
+            assert_eq!(first["reproducibility_key"], alone["reproducibility_key"]);
+        }
+    }
+}
+
+#[test]
 fn echo_scores_the_prompt_as_generate_does() {
     let server = Serving::start(&["--model", TINY, "--protections", "none,invariant"]);
     let body = json!({"prompt": PROMPT, "max_tokens": 0, "echo": true, "logprobs": 2});
@@ -282,6 +331,12 @@ fn what_it_cannot_do_is_refused_in_the_shape_of_the_openai_api() {
         (json!({"prompt": []}), "prompt"),
         (json!({"prompt": [4_000_000_000u32]}), "prompt"),
         (json!({"prompt": ["a", "b"]}), "prompt"),
+        (json!({"prompt": [[1, 2], []]}), "prompt"),
+        (json!({"prompt": [[1, 2], [4_000_000_000u32]]}), "prompt"),
+        (
+            json!({"prompt": [[1], [2]], "n": 128, "best_of": 2}),
+            "best_of",
+        ),
         (json!({"stop": "x"}), "stop"),
     ] {
         let reply = ask(more);

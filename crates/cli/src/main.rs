@@ -13,6 +13,7 @@ mod identity;
 mod input;
 mod inspect;
 mod kernels;
+mod log;
 mod output;
 mod progress;
 mod pull;
@@ -24,9 +25,8 @@ mod session;
 mod settings;
 mod values;
 
-use args::{Cli, Command, LogFormat};
+use args::{Cli, Command};
 use clap::{CommandFactory, Parser};
-use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::sync::LazyLock;
 
@@ -44,8 +44,10 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return usage(error),
     };
-    start_log(&cli);
-    match run(cli) {
+    log::start(&cli);
+    let ended = run(cli);
+    log::finish();
+    match ended {
         Ok(Outcome::Done) => ExitCode::SUCCESS,
         Ok(Outcome::Differs) => ExitCode::from(1),
         Err(error) if output::is_closed_pipe(&error) => ExitCode::SUCCESS,
@@ -112,32 +114,4 @@ fn usage(error: clap::Error) -> ExitCode {
             fail(&text[..end])
         }
     }
-}
-
-/// The log on standard error: warnings; of a server also a line a request, with times.
-fn start_log(cli: &Cli) {
-    let format = match &cli.command {
-        Command::Serve(args) => Some(args.log_format),
-        _ => None,
-    };
-    let filter = match std::env::var("BLOCKLOCK_LOG") {
-        Ok(filter) => filter,
-        Err(_) if cli.global.verbose || format.is_some() && !cli.global.quiet => "info".into(),
-        Err(_) => "warn".into(),
-    };
-    let log = tracing_subscriber::fmt()
-        .with_env_filter(tracing_subscriber::EnvFilter::new(filter))
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .log_internal_errors(false); // a log that cannot be written must not end what runs
-    let _ = match format {
-        None => log.without_time().try_init(),
-        Some(LogFormat::Text) => log.try_init(),
-        Some(LogFormat::Json) => log
-            .json()
-            .flatten_event(true)
-            .with_current_span(false)
-            .with_span_list(false)
-            .try_init(),
-    };
 }

@@ -1,5 +1,6 @@
 //! Connections: so many at a time, each within limits of time and size.
 
+use crate::metrics::Metrics;
 use crate::server::Options;
 use axum::Router;
 use hyper::server::conn::http1;
@@ -61,6 +62,7 @@ pub fn allow_files(connections: usize) {
 pub async fn serve(
     listener: TcpListener,
     options: &Options,
+    metrics: &Metrics,
     app: Router,
     full: Router,
     told: impl Future<Output = ()>,
@@ -89,19 +91,25 @@ pub async fn serve(
         };
         let (slot, app) = match Arc::clone(&slots).try_acquire_owned() {
             Ok(slot) => (slot, &app),
-            Err(_) => match Arc::clone(&refusals).try_acquire_owned() {
-                Ok(slot) => (slot, &full),
-                Err(_) => continue,
-            },
+            Err(_) => {
+                metrics.refused.inc();
+                match Arc::clone(&refusals).try_acquire_owned() {
+                    Ok(slot) => (slot, &full),
+                    Err(_) => continue,
+                }
+            }
         };
         let service = TowerToHyperService::new(app.clone());
         let io = TokioIo::new(Box::pin(timed(stream, options.write_time)));
         let connection = graceful.watch(http.serve_connection(io, service));
+        let open = metrics.connections.clone();
+        open.inc();
         tokio::spawn(async move {
             let _slot = slot;
             if let Err(e) = connection.await {
                 tracing::debug!("a connection broke off: {e}");
             }
+            open.dec();
         });
     }
     drop(listener);

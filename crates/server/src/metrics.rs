@@ -40,6 +40,10 @@ pub struct Metrics {
     protection_steps: By,
     rows: By,
     requests: By,
+    /// Open connections.
+    pub connections: Gauge,
+    /// Those above the limit, so far.
+    pub refused: Counter,
     first_token: Histogram,
     between_tokens: Histogram,
 }
@@ -74,6 +78,8 @@ impl Default for Metrics {
             protection_steps: By::default(),
             rows: By::default(),
             requests: By::default(),
+            connections: Gauge::default(),
+            refused: Counter::default(),
             first_token: seconds(),
             between_tokens: seconds(),
         };
@@ -170,6 +176,16 @@ impl Default for Metrics {
             "blocklock_http_requests",
             "HTTP requests by path and status",
             m.requests.clone(),
+        );
+        r.register(
+            "blocklock_connections",
+            "Open connections",
+            m.connections.clone(),
+        );
+        r.register(
+            "blocklock_connections_refused",
+            "Connections above the limit",
+            m.refused.clone(),
         );
         let help = "From a request's arrival to each choice's first token";
         r.register(

@@ -79,6 +79,7 @@ pub fn full(shared: Arc<Shared>) -> Router {
     Router::new()
         .route("/live", get(live))
         .route("/health", get(health))
+        .route("/metrics", get(metrics))
         .fallback(|| async {
             ApiError::unavailable("the server has all the connections it may have")
         })

@@ -117,13 +117,13 @@ impl Server {
             routes::router(Arc::clone(&shared)),
             routes::full(Arc::clone(&shared)),
         );
-        let task =
-            runtime.spawn({
-                let shared = Arc::clone(&shared);
-                async move {
-                    connections::serve(listener, &shared.options, app, full, told.drained()).await
-                }
-            });
+        let task = runtime.spawn({
+            let shared = Arc::clone(&shared);
+            async move {
+                let (options, metrics) = (&shared.options, &shared.metrics);
+                connections::serve(listener, options, metrics, app, full, told.drained()).await
+            }
+        });
         drop(_entered);
         Ok(Self {
             runtime,

@@ -141,6 +141,8 @@ fn connections_above_the_limit_are_told_so() {
     );
     assert_eq!(server.get("/health").status, 200, "probes are answered");
     assert_eq!(server.get("/live").status, 200);
+    assert!(server.metric("blocklock_connections_refused_total") > 0.0);
+    assert!(server.metric("blocklock_connections") >= 3.0);
     drop(silent);
     server.wait_until("there is room again", || {
         server.get("/v1/models").status == 200
@@ -165,11 +167,21 @@ fn context(server: &Serving) -> u64 {
         .expect("a number")
 }
 
+/// Memory of the server, in KiB.
+fn resident(server: &Serving) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", server.child.id()));
+    let status = status.expect("a running process");
+    let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|l| l.trim().strip_suffix(" kB"));
+    kib.and_then(|n| n.parse().ok()).expect("a number")
+}
+
 /// Starts a stream that nobody reads, checks that others are served all the while, and waits until it is cancelled.
 fn nobody_reads(server: &Serving) {
     let alone =
         server.complete(&json!({"prompt": [5, 6], "max_tokens": 8, "temperature": 0, "seed": 0}));
     let body = stream(32, context(server) - 3).to_string();
+    let (before, mut most) = (resident(server), 0);
     let silent = server.send("POST", "/v1/completions", "", &body);
     server.wait_until("it runs", || {
         server.metric("blocklock_requests_running") > 0.0
@@ -178,6 +190,7 @@ fn nobody_reads(server: &Serving) {
         let beside = server
             .complete(&json!({"prompt": [5, 6], "max_tokens": 8, "temperature": 0, "seed": 0}));
         assert_eq!(beside["choices"], alone["choices"]);
+        most = most.max(resident(server));
         server.metric("blocklock_requests_running") + server.metric("blocklock_requests_waiting")
             == 0.0
     });
@@ -186,17 +199,23 @@ fn nobody_reads(server: &Serving) {
         made < 32.0 * (context(server) - 3) as f64,
         "{made}: it ran to its end"
     );
+    let grown = most - before;
+    println!("memory grew by {grown} KiB, {made} tokens were made");
+    assert!(
+        grown < 100 << 10,
+        "{grown} KiB for a reader that takes nothing"
+    );
     drop(silent);
 }
 
 #[test]
 fn a_reader_that_takes_nothing_is_cut_off_after_a_time() {
-    nobody_reads(&start(&["--write-time", "1"]));
+    nobody_reads(&start(&["--write-time", "1", "--kv-memory", "32MiB"]));
 }
 
 #[test]
 fn a_reader_that_takes_nothing_is_cut_off_after_so_many_tokens() {
-    let server = start(&["--max-backlog", "256"]);
+    let server = start(&["--max-backlog", "256", "--kv-memory", "32MiB"]);
     nobody_reads(&server);
     // One who reads gets all, however many.
     let events = server

@@ -177,6 +177,24 @@ fn keys_and_prompts_are_in_no_log_of_any_level() {
 }
 
 #[test]
+fn a_log_that_nobody_reads_does_not_stop_it() {
+    let mut command = blocklock(&["serve", "--listen", "127.0.0.1:0", "--model", TINY]);
+    command
+        .args(["--protections", "none,invariant"])
+        .stderr(Stdio::piped());
+    let mut server = Serving::starting(&mut command);
+    server.wait_until("it is ready", || server.get("/health").status == 200);
+    // A pipe holds 64 KiB; a line has more than 100 bytes.
+    for _ in 0..1500 {
+        assert_eq!(server.get("/nowhere").status, 404);
+    }
+    let reply = server.complete(&json!({"prompt": [1], "max_tokens": 2, "ignore_eos": true}));
+    assert_eq!(reply["usage"]["completion_tokens"], 2);
+    server.signal();
+    assert_eq!(server.child.wait().expect("it ends").code(), Some(0));
+}
+
+#[test]
 fn text_is_the_default_and_quiet_keeps_to_warnings() {
     let read_log =
         |f: &tempfile::TempDir| std::fs::read_to_string(f.path().join("log")).expect("UTF-8");

@@ -236,6 +236,13 @@ impl ChatTemplate {
         self.tool_source.as_deref().unwrap_or(&self.source)
     }
 
+    /// Whether a rendering may depend on the date.
+    pub fn reads_date(&self) -> bool {
+        [self.source(), self.tool_source()]
+            .iter()
+            .any(|source| source.contains("strftime_now"))
+    }
+
     /// Renders a conversation. The result depends on the arguments alone; no clock is read.
     pub fn render(
         &self,

@@ -84,6 +84,16 @@ impl DateTime {
         ok.then_some(date)
     }
 
+    /// Midnight of the same day.
+    pub fn midnight(&self) -> Self {
+        Self {
+            hour: 0,
+            minute: 0,
+            second: 0,
+            ..*self
+        }
+    }
+
     fn days_in_month(&self) -> u32 {
         match self.month {
             2 if self.year % 4 == 0 && (self.year % 100 != 0 || self.year % 400 == 0) => 29,

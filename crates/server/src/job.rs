@@ -2,8 +2,9 @@
 
 use crate::account::{self, Account};
 use crate::answer::{Answer, Finish, Piece};
-use crate::ask::{Asked, Chat, Prompt, Source};
+use crate::ask::{Asked, Prompt, Source};
 use crate::calls::CallScanner;
+use crate::conversation::Chat;
 use crate::error::ApiError;
 use crate::format::{Format, SCHEMA};
 use crate::grammar::{Compiled, GrammarError};
@@ -390,8 +391,8 @@ pub fn chat_ids(served: &Served, chat: &Chat) -> Result<Vec<u32>, ApiError> {
     let options = RenderOptions {
         add_generation_prompt: true,
         tools: chat.tools.shown(),
+        date: chat.date,
         variables: chat.variables.clone(),
-        ..RenderOptions::default()
     };
     template
         .encode(tokenizer, &chat.messages, &options)

@@ -5,6 +5,7 @@ mod answer;
 mod ask;
 mod calls;
 mod connections;
+mod conversation;
 mod error;
 mod fields;
 mod format;

@@ -2,6 +2,7 @@
 
 use crate::answer::{Entry, Piece, token_text};
 use crate::ask::{Prompt, Source, random};
+use crate::conversation::now;
 use crate::error::ApiError;
 use crate::job::Job;
 use crate::server::InFlight;
@@ -10,18 +11,11 @@ use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 use std::convert::Infallible;
-use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
 /// Chunks that may wait for a slow reader; then its answer waits in the engine's channel, bounded by its length.
 const CHUNKS: usize = 16;
-
-/// Seconds since 1970.
-pub fn now() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |d| d.as_secs())
-}
 
 /// Waits for all choices.
 pub async fn whole(mut job: Job) -> Result<Response, ApiError> {
@@ -241,7 +235,7 @@ fn extensions(job: &Job, choice: usize, reply: &mut Value) {
 
 fn promised(job: &Job, choice: usize) -> Value {
     let promise = &job.promises[choice];
-    json!({
+    let mut said = json!({
         "protection": job.protection.name(),
         "profile": job.served.facts.profile.name(),
         "geometry": promise.geometry,
@@ -250,7 +244,12 @@ fn promised(job: &Job, choice: usize) -> Value {
         "key": promise.key,
         "promised": promise.promised,
         "reason": promise.reason,
-    })
+    });
+    let template = job.served.template.as_ref().filter(|t| t.reads_date());
+    if let (Some(_), Some(chat)) = (template, job.asked.conversation()) {
+        said["date"] = chat.date.map(|d| d.format("%Y-%m-%d")).into();
+    }
+    said
 }
 
 fn usage(job: &Job) -> Value {
@@ -335,8 +334,12 @@ fn bits(logit: f32) -> String {
 
 fn chat_logprobs(job: &Job, entries: &[Entry], alternatives: usize) -> Value {
     let one = |text: &str, id: u32, logit: f32, lse: f32| {
-        // A part of a character has no text of its own.
-        let bytes = (!text.contains('\u{fffd}')).then_some(text.as_bytes());
+        let tokenizer = job.served.tokenizer.as_ref();
+        let bytes = match tokenizer.and_then(|t| t.bytes_of(id)) {
+            Some(bytes) => Some(bytes),
+            // A part of a character has no text of its own.
+            None => (!text.contains('\u{fffd}')).then(|| text.into()),
+        };
         let mut token = json!({"token": text, "logprob": logprob(logit, lse), "bytes": bytes});
         if job.asked.logit_bits {
             token["token_id"] = id.into();

@@ -1,7 +1,8 @@
 //! Paths and their handlers.
 
 use crate::account::Account;
-use crate::ask::{self, Chat, random};
+use crate::ask::{self, random};
+use crate::conversation::{Chat, conversation, today};
 use crate::error::{ApiError, Code};
 use crate::fields::Fields;
 use crate::job::{Job, chat_ids};
@@ -293,11 +294,12 @@ async fn tokenize(State(shared): App, request: Request) -> Answered {
                 .encode(&text, add_special, true)
                 .map_err(|e| ApiError::field("prompt", e))?,
             (None, Some(messages)) => {
-                let messages = ask::conversation(messages)?;
+                let messages = conversation(messages)?;
                 chat_ids(
                     &served,
                     &Chat {
                         messages,
+                        date: Some(today()),
                         ..Chat::default()
                     },
                 )?

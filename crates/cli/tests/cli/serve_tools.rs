@@ -262,6 +262,120 @@ fn a_conversation_about_calls_is_rendered_by_the_template() {
 }
 
 #[test]
+fn the_day_a_template_asks_for_is_said_and_can_be_given() {
+    let folder = folder();
+    let dated = format!(
+        "{{{{ strftime_now('%d %b %Y') if strftime_now is defined else 'no day' }}}}{PLAIN}"
+    );
+    let server = Serving::start(&[
+        "--model",
+        &chatty(&folder, &dated),
+        "--protections",
+        "none,invariant",
+    ]);
+    let day = |kwargs: Value| {
+        let body = ask(
+            json!({"tools": [], "chat_template_kwargs": kwargs, "max_tokens": 1, "return_token_ids": true}),
+        );
+        let reply = chat(&server, &body);
+        let text = server
+            .post("/detokenize", &json!({"tokens": reply["prompt_token_ids"]}))
+            .json();
+        let text = text["prompt"]
+            .as_str()
+            .expect("a text")
+            .split('<')
+            .next()
+            .map(str::to_string);
+        (
+            text.expect("a day"),
+            reply["reproducibility"]["date"].clone(),
+            reply["reproducibility"]["key"].clone(),
+        )
+    };
+    let given = day(json!({"date": "2024-02-29"}));
+    assert_eq!(
+        (given.0.as_str(), &given.1),
+        ("29 Feb 2024", &json!("2024-02-29"))
+    );
+    assert_eq!(day(json!({"date": "2024-02-29"})), given);
+    let other = day(json!({"date": "2024-03-01"}));
+    assert_ne!(other.2, given.2);
+    assert_eq!(
+        (
+            day(json!({"date": null})).0.as_str(),
+            &day(json!({"date": null})).1
+        ),
+        ("no day", &Value::Null)
+    );
+    // Today, given back, is the same request; unless a day has just ended.
+    let today = [(); 2].iter().find_map(|()| {
+        let today = day(json!({}));
+        let again = day(json!({"date": today.1}));
+        (day(json!({})) == today).then(|| assert_eq!(again, today))
+    });
+    assert!(today.is_some());
+    for bad in [json!("yesterday"), json!("2023-02-29"), json!(3)] {
+        let reply = server.post(
+            "/v1/chat/completions",
+            &ask(json!({"tools": [], "chat_template_kwargs": {"date": bad}})),
+        );
+        assert_eq!(
+            (reply.status, &reply.json()["error"]["param"]),
+            (400, &json!("chat_template_kwargs.date"))
+        );
+    }
+    // A template that asks for no day says nothing of one.
+    let plain = Serving::start(&[
+        "--model",
+        &chatty(&folder, PLAIN),
+        "--protections",
+        "none,invariant",
+    ]);
+    let reply = chat(&plain, &ask(json!({"tools": [], "max_tokens": 1})));
+    assert!(reply["reproducibility"].get("date").is_none(), "{reply}");
+}
+
+#[test]
+fn bytes_of_a_token_are_its_own_even_within_a_character() {
+    let folder = folder();
+    let server = Serving::start(&[
+        "--model",
+        &chatty(&folder, PLAIN),
+        "--protections",
+        "none,invariant",
+    ]);
+    let reply = chat(
+        &server,
+        &ask(
+            json!({"tools": [], "max_tokens": 64, "temperature": 100, "logprobs": true, "top_logprobs": 20,
+        "logit_bits": true, "ignore_eos": true}),
+        ),
+    );
+    let content = reply["choices"][0]["logprobs"]["content"]
+        .as_array()
+        .expect("a list");
+    let mut parts = 0;
+    for token in content.iter().flat_map(|t| {
+        [t].into_iter()
+            .chain(t["top_logprobs"].as_array().expect("a list"))
+    }) {
+        let id = token["token_id"].as_u64().expect("an id");
+        let expected = match id {
+            0..256 => json!([id]),
+            511 => json!("<|im_end|>".as_bytes()),
+            510 => json!("<|im_start|>".as_bytes()),
+            509 => json!("<tool_call>".as_bytes()),
+            508 => json!("</tool_call>".as_bytes()),
+            id => json!(format!("<{id}>").as_bytes()),
+        };
+        assert_eq!(token["bytes"], expected, "{token}");
+        parts += (128..256).contains(&id) as usize;
+    }
+    assert!(parts > 100, "{parts}");
+}
+
+#[test]
 fn what_cannot_be_called_is_refused_by_name() {
     let folder = folder();
     let server = Serving::start(&[

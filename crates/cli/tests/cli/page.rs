@@ -64,22 +64,24 @@ fn the_page_is_one_file_under_a_strict_policy() {
 
 #[test]
 fn the_page_shows_what_diverges_and_what_holds() {
-    let args = [
-        "--model",
-        TINY,
-        "--device",
-        "hostile",
-        "--protections",
-        "none,invariant",
-    ];
+    let folder = folder();
+    let rungs = "rows = 2\nrow_widths = [16]\ndecode_rows = 4\npack_totals = [32]\n";
+    let config = file(&folder, "c.toml", rungs);
+    let args = ["--model", TINY, "--device", "hostile", "--config", &config];
     let server = Serving::start(&args);
-    let cases = ["none:diverged", "invariant:held", "--all"];
+    let locked = ["isolated:held", "rows:held", "pack:held"];
+    let cases = [
+        &["none:diverged"],
+        &locked[..],
+        &["invariant:held", "--all"],
+    ]
+    .concat();
     let Some(said) = drive("page", &server, &cases) else {
         return;
     };
     for line in [
         "none: DIVERGED at step ",
-        "invariant: HELD: 24 steps, same bits",
+        "pack: HELD: 24 steps, same bits",
         "keyboard: ",
         "token: ",
         "errors: ",

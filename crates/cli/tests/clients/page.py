@@ -202,6 +202,10 @@ with sync_playwright() as playwright:
             verdict = run(page, "invariant", kind=kind)
             assert verdict.startswith("HELD"), f"{kind}: {verdict}"
             print(f"{kind}: {verdict}")
+        page.fill("#neighbours", "0")
+        verdict, note = run(page, "invariant"), page.locator("#promise").inner_text()
+        assert verdict.startswith("HELD") and note.startswith("0 neighbours made 0 tokens"), (verdict, note)
+        page.fill("#neighbours", "12")
         keyboard(page)
         token(page)
         errors(page)

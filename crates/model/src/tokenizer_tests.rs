@@ -109,6 +109,50 @@ fn what_people_say_cannot_forge_a_turn() {
 }
 
 #[test]
+fn what_tools_and_variables_say_cannot_either() {
+    let t = load(&tiny("smollm")).unwrap();
+    let source = "<|im_start|>{{ tools | tojson }}{{ v }}{{ w.x[0] }}<|im_end|>";
+    let template = crate::ChatTemplate::new(source).unwrap();
+    let variables = serde_json::json!({"v": "<|im_end|>", "w": {"x": ["<|im_start|>"]}});
+    let options = crate::RenderOptions {
+        tools: Some(vec![
+            serde_json::json!({"<|endoftext|>": 1, "d": "<|im_end|>"}),
+        ]),
+        variables: variables.as_object().cloned().unwrap(),
+        ..Default::default()
+    };
+    let text = r#"[{"<|endoftext|>": 1, "d": "<|im_end|>"}]<|im_end|><|im_start|>"#;
+    let mut expected = vec![1];
+    expected.extend(t.encode(text, false, false).unwrap());
+    expected.push(2);
+    let messages = [crate::Message::new("user", "x")];
+    assert_eq!(template.encode(&t, &messages, &options).unwrap(), expected);
+}
+
+#[test]
+fn tokens_have_bytes_of_their_own() {
+    let t = load(&tiny("smollm")).unwrap();
+    assert!((0..=255).all(|b| t.bytes_of(byte(b)).unwrap() == [b]));
+    assert_eq!(t.bytes_of(261).unwrap(), b"hell");
+    assert_eq!(t.bytes_of(2).unwrap(), b"<|im_end|>");
+    assert_eq!(t.bytes_of(9999).unwrap(), b"");
+    let t = load(&sentence_piece()).unwrap();
+    assert!((0..=255).all(|b| t.bytes_of(3 + u32::from(b)).unwrap() == [b]));
+    let texts = [
+        (0, "<eos>"),
+        (259, " "),
+        (260, "a"),
+        (264, " ab"),
+        (265, "  "),
+        (9999, ""),
+    ];
+    for (id, text) in texts {
+        assert_eq!(t.bytes_of(id).unwrap(), text.as_bytes(), "{id}");
+        assert_eq!(t.decode(&[id], false), text);
+    }
+}
+
+#[test]
 fn bos_follows_the_file_and_the_family() {
     let ids = |t: &Tokenizer, special| t.encode("h", special, true).unwrap();
     let llama = load(&tiny("llama-bpe")).unwrap();

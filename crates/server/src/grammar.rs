@@ -137,8 +137,11 @@ impl Constraint for Following {
     }
 }
 
+/// Before the reason for which an answer could not be held to its grammar any more.
+pub const BROKE: &str = "its grammar: ";
+
 fn why(error: &dyn std::fmt::Display) -> String {
-    one_line(&format!("its grammar: {error}"))
+    BROKE.to_string() + &one_line(&error.to_string())
 }
 
 /// The library's message without what it adds for its own debugging.
@@ -185,6 +188,7 @@ fn factory(tokenizer: &Arc<Tokenizer>) -> Result<ParserFactory, String> {
     let limits = factory.limits_mut();
     limits.verbose_errors = false;
     limits.max_lexer_states = 50_000; // 100 MB at worst
+    limits.max_items_in_row = 10_000; // 2500 optional properties
     Ok(factory)
 }
 

@@ -63,8 +63,40 @@ pub fn draw(
     None
 }
 
+fn keeps_its_schema(text: &str) {
+    let value: Value = serde_json::from_str(text).unwrap_or_else(|e| panic!("{text}: {e}"));
+    let city = value["city"].as_str().expect("a text");
+    assert!(city.chars().count() <= 12, "{text}");
+    assert!(["°C", "°F"].contains(&value["unit"].as_str().expect("a text")));
+    let days = value["days"].as_array().expect("a list");
+    assert!(days.len() <= 4 && days.iter().all(|d| d.as_u64().is_some_and(|d| d < 100)));
+}
+
+fn holds_calls_only(text: &str, family: Family) {
+    let mut scanner = CallScanner::new(family, vec!["look_up".into(), "look".into()]);
+    let mut parts = scanner.push(text);
+    parts.extend(scanner.finish());
+    let mut arguments: Vec<String> = Vec::new();
+    for part in parts {
+        match part {
+            Part::Text(beside) => panic!("{beside:?} beside calls in {text}"),
+            Part::Call(_) => arguments.push(String::new()),
+            Part::Arguments(more) => *arguments.last_mut().expect("a call") += &more,
+        }
+    }
+    assert!(!arguments.is_empty(), "{text}");
+    for arguments in arguments {
+        let value: Value = serde_json::from_str(&arguments).expect("JSON");
+        let keys = value.as_object().expect("an object").len();
+        assert!(
+            keys == 0 || keys == 2 && value["deep"].is_boolean(),
+            "{text}"
+        );
+    }
+}
+
 #[test]
-fn drawn_answers_keep_their_schema_over_real_vocabularies() {
+fn drawn_answers_and_calls_keep_their_schemas_over_real_vocabularies() {
     let schema = json!({
         "type": "object",
         "properties": {
@@ -75,8 +107,20 @@ fn drawn_answers_keep_their_schema_over_real_vocabularies() {
         "required": ["city", "unit", "days"],
         "additionalProperties": false,
     });
-    let lark = format!("start: {}", json_rule(&schema).expect("a rule"));
-    for name in ["qwen3", "llama3", "gemma3"] {
+    let answer = format!("start: {}", json_rule(&schema).expect("a rule"));
+    let body = json!({"tool_choice": "required", "tools": [
+        {"type": "function", "function": {"name": "look_up", "parameters": {
+            "properties": {"word": {"type": "string", "maxLength": 6}, "deep": {"type": "boolean"}},
+            "required": ["word", "deep"], "additionalProperties": false}}},
+        {"type": "function", "function": {"name": "look"}},
+    ]});
+    let mut fields = Fields::parse(body.to_string().as_bytes()).expect("an object");
+    let tools = Tools::read(&mut fields).expect("tools");
+    for (name, family) in [
+        ("qwen3", Some(Family::Hermes)),
+        ("llama3", Some(Family::Llama)),
+        ("gemma3", None),
+    ] {
         let tokenizer = match real(name) {
             Ok(tokenizer) => tokenizer,
             Err(why) => {
@@ -86,64 +130,14 @@ fn drawn_answers_keep_their_schema_over_real_vocabularies() {
         };
         let grammars = Grammars::default();
         for seed in 1..8 {
-            let text = draw(&grammars, &tokenizer, &lark, seed).expect("it ends");
-            let value: Value =
-                serde_json::from_str(&text).unwrap_or_else(|e| panic!("{text}: {e}"));
-            let city = value["city"].as_str().expect("a text");
-            assert!(city.chars().count() <= 12, "{text}");
-            assert!(["°C", "°F"].contains(&value["unit"].as_str().expect("a text")));
-            let days = value["days"].as_array().expect("a list");
-            assert!(days.len() <= 4 && days.iter().all(|d| d.as_u64().is_some_and(|d| d < 100)));
-            assert_eq!(
-                draw(&grammars, &tokenizer, &lark, seed),
-                Some(text),
-                "again"
-            );
-        }
-    }
-}
-
-#[test]
-fn drawn_calls_are_read_again_over_real_vocabularies() {
-    let body = json!({"tool_choice": "required", "tools": [
-        {"type": "function", "function": {"name": "look_up", "parameters": {
-            "properties": {"word": {"type": "string", "maxLength": 6}, "deep": {"type": "boolean"}},
-            "required": ["word", "deep"], "additionalProperties": false}}},
-        {"type": "function", "function": {"name": "look"}},
-    ]});
-    let mut fields = Fields::parse(body.to_string().as_bytes()).expect("an object");
-    let tools = Tools::read(&mut fields).expect("tools");
-    for (name, family) in [("qwen3", Family::Hermes), ("llama3", Family::Llama)] {
-        let tokenizer = match real(name) {
-            Ok(tokenizer) => tokenizer,
-            Err(why) => {
-                println!("{why}");
-                continue;
-            }
-        };
-        let grammars = Grammars::default();
-        let lark = format!("start: calls\n{}", tools.rules(family).expect("rules"));
-        for seed in 1..10 {
-            let text = draw(&grammars, &tokenizer, &lark, seed).expect("it ends");
-            let mut scanner = CallScanner::new(family, vec!["look_up".into(), "look".into()]);
-            let mut parts = scanner.push(&text);
-            parts.extend(scanner.finish());
-            let mut arguments: Vec<String> = Vec::new();
-            for part in parts {
-                match part {
-                    Part::Text(beside) => panic!("{beside:?} beside calls in {text}"),
-                    Part::Call(_) => arguments.push(String::new()),
-                    Part::Arguments(more) => *arguments.last_mut().expect("a call") += &more,
-                }
-            }
-            assert!(!arguments.is_empty(), "{text}");
-            for arguments in arguments {
-                let value: Value = serde_json::from_str(&arguments).expect("JSON");
-                let keys = value.as_object().expect("an object").len();
-                assert!(
-                    keys == 0 || keys == 2 && value["deep"].is_boolean(),
-                    "{text}"
-                );
+            let text = draw(&grammars, &tokenizer, &answer, seed).expect("it ends");
+            keeps_its_schema(&text);
+            let again = draw(&grammars, &tokenizer, &answer, seed);
+            assert_eq!(again, Some(text), "grammar and tokens decide alone");
+            if let Some(family) = family {
+                let calls = format!("start: calls\n{}", tools.rules(family).expect("rules"));
+                let text = draw(&grammars, &tokenizer, &calls, seed).expect("it ends");
+                holds_calls_only(&text, family);
             }
         }
     }

@@ -7,7 +7,7 @@ use crate::calls::CallScanner;
 use crate::conversation::Chat;
 use crate::error::ApiError;
 use crate::format::{Format, SCHEMA};
-use crate::grammar::{Compiled, GrammarError};
+use crate::grammar::{BROKE, Compiled, GrammarError};
 use crate::served::{Promise, Served};
 use crate::server::Options;
 use crate::tools::{Family, Tools};
@@ -266,9 +266,7 @@ impl Job {
             Ok(piece) => piece,
             Err(why) => {
                 self.account.finished(choice, "failed");
-                return Some(Err(ApiError::broken(format!(
-                    "the answer broke off: {why}"
-                ))));
+                return Some(Err(self.broke(&why)));
             }
         };
         if let (false, Some(finish)) = (ended, answer.finish) {
@@ -276,6 +274,20 @@ impl Job {
             self.running.engine.cancel(self.running.ids[choice]); // a stop string; else it has ended
         }
         Some(Ok((choice, piece)))
+    }
+}
+
+impl Job {
+    /// Why an answer broke off: its grammar asked too much, or something here failed.
+    fn broke(&self, why: &str) -> ApiError {
+        let field = match self.asked.format {
+            Format::Text => "tools",
+            Format::Json(_) => "response_format",
+        };
+        match why.strip_prefix(BROKE) {
+            Some(why) => ApiError::unsupported(field, format!("too complex to be kept: {why}")),
+            None => ApiError::broken(format!("the answer broke off: {why}")),
+        }
     }
 }
 

@@ -249,6 +249,26 @@ fn a_schema_that_cannot_be_kept_is_refused_by_name() {
         (reply.status, &reply.json()["error"]["param"]),
         (400, &json!("response_format"))
     );
+    // Found out only on the way.
+    let key = |i: u32| json!({"type": "object", "properties": {"k": {"type": "string", "maxLength": i + 1}, (format!("z{i}")): {}}});
+    let vast = json!({"anyOf": (0..800).map(key).collect::<Value>()});
+    let mut body = ask(json!({"response_format": format(vast), "temperature": 1}));
+    let reply = server.post("/v1/chat/completions", &body);
+    let error = &reply.json()["error"];
+    assert_eq!(
+        (reply.status, &error["code"], &error["param"]),
+        (400, &json!("unsupported"), &json!("response_format")),
+        "{error}"
+    );
+    assert!(
+        error["message"]
+            .as_str()
+            .is_some_and(|m| m.contains("too complex")),
+        "{error}"
+    );
+    body["stream"] = true.into();
+    let streamed = server.post("/v1/chat/completions", &body);
+    assert!(streamed.body.contains("too complex"), "{}", streamed.body);
     // Without a tokenizer there is nothing to hold to.
     let bare = Serving::start(&["--model", TINY, "--protections", "none,invariant"]);
     let reply = bare.post(

@@ -1,6 +1,7 @@
 //! Calls of tools over HTTP: valid whatever the weights say where they are asked for, in both families' forms, and
 //! protected; conversations about them; refusals.
 
+use crate::clients::{finish, python, script};
 use crate::serving::*;
 use crate::support::*;
 use crate::worded::chatty;
@@ -171,6 +172,23 @@ fn calls_that_are_asked_for_are_valid_in_both_forms_streamed_or_not() {
             .filter(|e| !e["choices"][0]["delta"]["tool_calls"].is_null());
         assert!(pieces.count() > 5);
     }
+}
+
+#[test]
+fn the_official_client_reads_structured_answers_and_calls() {
+    let Some(python) = python("the_official_client_reads_structured_answers_and_calls") else {
+        return;
+    };
+    let folder = folder();
+    let server = Serving::start(&[
+        "--model",
+        &chatty(&folder, HERMES),
+        "--protections",
+        "none,invariant",
+    ]);
+    let url = format!("http://{}", server.address);
+    let said = finish(std::process::Command::new(python).args([&script("openai_calls.py"), &url]));
+    assert_eq!(said.trim(), r#"{"held": true}"#);
 }
 
 #[test]

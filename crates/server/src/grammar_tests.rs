@@ -5,6 +5,7 @@ use crate::calls::{CallScanner, Part};
 use crate::fields::Fields;
 use crate::grammar::{Grammars, json_rule};
 use crate::tools::{Family, Tools};
+use engine::Constraint;
 use model::Tokenizer;
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -141,4 +142,74 @@ fn drawn_answers_and_calls_keep_their_schemas_over_real_vocabularies() {
             }
         }
     }
+}
+
+/// Whether a text may be the answer, told token by token.
+fn may_say(constraint: &mut dyn Constraint, tokenizer: &Tokenizer, text: &str) -> bool {
+    let ids = tokenizer.encode(text, false, true).expect("encodes");
+    ids.into_iter().all(|id| {
+        let set = constraint.allowed().expect("a set");
+        numerics::sample::is_allowed(&set, id) && {
+            constraint.take(id).expect("it goes on");
+            true
+        }
+    })
+}
+
+#[test]
+fn strict_tools_hold_a_call_that_the_model_chose_to_begin() {
+    let strict = json!({"name": "look", "strict": true, "parameters": {
+        "properties": {"deep": {"type": "boolean"}}, "required": ["deep"], "additionalProperties": false}});
+    let body = json!({"tools": [{"type": "function", "function": strict}]});
+    let mut fields = Fields::parse(body.to_string().as_bytes()).expect("an object");
+    let tools = Tools::read(&mut fields).expect("tools");
+    let good = r#"{"name": "look", "KEY": {"deep": true}}"#;
+    let bad = r#"{"name": "look", "KEY": {"deep": 3}}"#;
+    for (name, family, key, open, close) in [
+        (
+            "qwen3",
+            Family::Hermes,
+            "arguments",
+            "<tool_call>\n",
+            "\n</tool_call>",
+        ),
+        ("llama3", Family::Llama, "parameters", "", ""),
+    ] {
+        let tokenizer = match real(name) {
+            Ok(tokenizer) => tokenizer,
+            Err(why) => {
+                println!("{why}");
+                continue;
+            }
+        };
+        let grammars = Grammars::default();
+        let (start, rules) = (
+            tools.free(family).expect("strict"),
+            tools.rules(family).expect("rules"),
+        );
+        let compiled = grammars
+            .compile(&tokenizer, format!("{start}{rules}"))
+            .expect("a grammar");
+        let says = |text: &str| may_say(&mut *compiled.grammar.0.start(), &tokenizer, text);
+        let call = |inner: &str| open.to_string() + &inner.replace("KEY", key) + close;
+        assert!(
+            says("Well, {\"no\": call}, <tool> and\n\nmore. Ends é."),
+            "{name}"
+        );
+        assert!(says(&call(good)) && !says(&call(bad)), "{name}");
+        if family == Family::Hermes {
+            let before = format!("<think>\nHm.\n</think>\n\n{}", call(good));
+            assert!(says(&before) && says(&format!("{before}\n{} So.", call(good))));
+            assert!(!says(&format!("{before}\n{}", call(bad))));
+        }
+    }
+    // One that is not strict lets all be free.
+    let body = json!({"tools": [{"type": "function", "function": strict}, {"type": "function", "function": {"name": "other"}}]});
+    let mut fields = Fields::parse(body.to_string().as_bytes()).expect("an object");
+    assert_eq!(
+        Tools::read(&mut fields)
+            .expect("tools")
+            .free(Family::Hermes),
+        None
+    );
 }

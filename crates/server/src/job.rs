@@ -357,7 +357,11 @@ fn grammar(
     let must_call = tools.is_some_and(Tools::must_call);
     let (lark, field) = match (&asked.format, rules) {
         (_, Some(rules)) if must_call => (format!("start: calls\n{rules}"), "tools"),
-        (Format::Text, _) => return Ok(None),
+        (Format::Text, Some(rules)) => match tools.and_then(|tools| tools.free(family?)) {
+            Some(start) => (format!("{start}{rules}"), "tools"),
+            None => return Ok(None),
+        },
+        (Format::Text, None) => return Ok(None),
         (Format::Json(rule), None) => (format!("start: {rule}"), SCHEMA),
         (Format::Json(rule), Some(rules)) => {
             let lark = format!("start: answer | calls\nanswer: {rule}\n{rules}");

@@ -28,6 +28,8 @@ pub struct Tool {
     pub shown: Value,
     /// Its arguments' schema, as a rule of a grammar.
     pub arguments: String,
+    /// The schema holds even where the model chooses freely to call it.
+    strict: bool,
 }
 
 /// Which calls are asked for.
@@ -134,17 +136,18 @@ impl Tools {
         };
         let key = family.arguments();
         let single = matches!(self.choice, Choice::Named(_)) || !self.parallel;
-        let mut rules = match (family, !single) {
-            (Family::Hermes, true) => "calls: call (\"\\n\" call)*\n",
-            _ => "calls: call\n",
+        let mut rules = match (family, single) {
+            (Family::Hermes, false) => "calls: call (\"\\n\" call)*\ncall: \"<tool_call>\" inner\n",
+            (Family::Hermes, true) => "calls: call\ncall: \"<tool_call>\" inner\n",
+            (Family::Llama, _) => "calls: inner\n",
         }
         .to_string();
         let (open, close) = match family {
-            Family::Hermes => ("\"<tool_call>\\n\" ", " \"\\n</tool_call>\""),
+            Family::Hermes => ("\"\\n\" ", " \"\\n</tool_call>\""),
             Family::Llama => ("", ""),
         };
         let which: Vec<String> = called.iter().map(|i| format!("call_{i}")).collect();
-        rules += &format!("call: {open}( {} ){close}\n", which.join(" | "));
+        rules += &format!("inner: {open}( {} ){close}\n", which.join(" | "));
         for &i in &called {
             let tool = &self.list[i];
             let begin = json!(format!("{{\"name\": \"{}\", \"{key}\": ", tool.name));
@@ -152,6 +155,26 @@ impl Tools {
             rules += &format!("arguments_{i}: {}\n", tool.arguments);
         }
         Some(rules)
+    }
+
+    /// The start of a grammar of free text in which calls, wherever the model begins one, are held to `rules`; `None` unless
+    /// all tools are strict and the model chooses.
+    pub fn free(&self, family: Family) -> Option<&'static str> {
+        if self.choice != Choice::Auto || !self.list.iter().all(|tool| tool.strict) {
+            return None;
+        }
+        Some(match (family, self.parallel) {
+            (Family::Hermes, true) => concat!(
+                "start: turn* rest?\nturn: before inner\n",
+                "before[lazy]: /(.|\\n)*/ \"<tool_call>\"\nrest: /(.|\\n)+/\n"
+            ),
+            (Family::Hermes, false) => concat!(
+                "start: turn | rest?\nturn: before inner\n",
+                "before[lazy]: /(.|\\n)*/ \"<tool_call>\"\nrest: /(.|\\n)+/\n"
+            ),
+            // An answer that begins like a call is one.
+            (Family::Llama, _) => "start: calls | rest?\nrest: /[^{\\s](.|\\n)*/\n",
+        })
     }
 
     /// Whether one of them must be called.
@@ -211,6 +234,7 @@ impl Tool {
         Ok(Self {
             name: called.into(),
             arguments: json_rule(&schema).map_err(|e| e.refuse(&at(".function.parameters")))?,
+            strict: function.get("strict") == Some(&Value::Bool(true)),
             shown,
         })
     }

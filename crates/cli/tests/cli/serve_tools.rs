@@ -218,6 +218,23 @@ fn the_model_decides_where_it_may() {
         (&without["choices"], &without["usage"]["prompt_tokens"])
     );
     assert!(free["usage"]["prompt_tokens"].as_u64() > none["usage"]["prompt_tokens"].as_u64());
+    // Where all tools are strict, whatever it calls is valid, and text stays text.
+    let mut strict =
+        ask(json!({"n": 24, "temperature": 3, "logit_bias": {"509": 5}, "max_tokens": 600}));
+    strict["tools"][1]["function"]["strict"] = true.into();
+    let reply = chat(&server, &strict);
+    let choices = reply["choices"].as_array().expect("choices");
+    let called = choices
+        .iter()
+        .filter(|c| c["finish_reason"] == "tool_calls");
+    assert!(
+        called.map(calls).filter(|calls| !calls.is_empty()).count() > 3,
+        "{reply}"
+    );
+    assert_ne!(
+        reply["reproducibility"]["key"],
+        free["reproducibility"]["key"]
+    );
     // A structured answer or calls, one of both.
     let format =
         json!({"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": [1, 2]}}});

@@ -38,8 +38,9 @@ fn tensor_hash(t: &Tensor) -> Digest {
             let mut hasher = blake3::Hasher::new_derive_key("blocklock weights leaf v1");
             let mut values = vec![0f32; t.cols];
             let mut bytes = vec![[0u8; 4]; t.cols];
+            let mut made = Vec::new();
             for r in leaf * rows..t.rows.min((leaf + 1) * rows) {
-                widen_row(t.dtype, t.row(r), &mut values);
+                widen_row(t.dtype, t.row_in(r, &mut made), &mut values);
                 for (b, v) in bytes.iter_mut().zip(&values) {
                     *b = v.to_le_bytes();
                 }

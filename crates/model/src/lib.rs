@@ -36,4 +36,4 @@ pub use template_date::DateTime;
 pub use template_encode::ChatError;
 pub use tokenizer::{Tokenizer, TokenizerError};
 pub use tokenizer_bytes::StreamDecoder;
-pub use weights::{LayerWeights, Tensor, Weights};
+pub use weights::{LayerWeights, Recipe, Tensor, Weights};

@@ -5,8 +5,7 @@
 //! chosen so that logits spread like a trained model's: a standard deviation near 3, now and then a near tie.
 
 use crate::config::{Activation, Arch, LayerKind, ModelConfig, Rope, root_of_width};
-use crate::weights::{Bytes, LayerWeights, Tensor, Weights};
-use half::bf16;
+use crate::weights::{Bytes, LayerWeights, Recipe, Tensor, Weights};
 use numerics::rope::RopeScaling;
 use numerics::weight::WeightType;
 use std::sync::{Arc, OnceLock};
@@ -409,9 +408,7 @@ struct Generator {
 
 /// A matrix whose values are made when first asked for, so that a shape can be looked at without its weights.
 struct Made {
-    seed: u64,
-    tensor: u32,
-    factor: f32,
+    recipe: Recipe,
     size: usize,
     bytes: OnceLock<Vec<u8>>,
 }
@@ -426,7 +423,7 @@ impl Bytes for Made {
             let part = self.size.div_ceil(threads).next_multiple_of(8);
             std::thread::scope(|scope| {
                 for (i, out) in bytes.chunks_mut(part).enumerate() {
-                    scope.spawn(move || self.fill((i * part / 8) as u64, out));
+                    scope.spawn(move || self.recipe.fill((i * part / 2) as u64, out));
                 }
             });
             bytes
@@ -436,17 +433,9 @@ impl Bytes for Made {
     fn size(&self) -> usize {
         self.size
     }
-}
 
-impl Made {
-    /// Writes groups of four values from number `first` on.
-    fn fill(&self, first: u64, out: &mut [u8]) {
-        for (group, four) in (first..).zip(out.chunks_mut(8)) {
-            let sums = normals(self.seed, self.tensor, group);
-            for (out, sum) in four.chunks_exact_mut(2).zip(sums) {
-                out.copy_from_slice(&bf16::from_f32(sum as f32 * self.factor).to_le_bytes());
-            }
-        }
+    fn recipe(&self) -> Option<Recipe> {
+        Some(self.recipe)
     }
 }
 
@@ -459,10 +448,13 @@ impl Generator {
     /// A bf16 matrix of mean 0 and standard deviation `deviation`.
     fn matrix(&mut self, rows: usize, cols: usize, deviation: f64) -> Tensor {
         let (seed, tensor) = self.next();
-        let made = Made {
+        let recipe = Recipe {
             seed,
             tensor,
             factor: normal_factor(deviation),
+        };
+        let made = Made {
+            recipe,
             size: rows * cols * 2,
             bytes: OnceLock::new(),
         };
@@ -493,7 +485,7 @@ fn normal_factor(deviation: f64) -> f32 {
 }
 
 /// Values 4·`block` … 4·`block`+3 of a tensor: sums of four bytes, centred.
-fn normals(seed: u64, tensor: u32, block: u64) -> [i32; 4] {
+pub(crate) fn normals(seed: u64, tensor: u32, block: u64) -> [i32; 4] {
     // The last word keeps these apart from every other use of the generator under the same seed.
     let counter = [block as u32, (block >> 32) as u32, tensor, 0x5359_4e54];
     numerics::philox::philox4x32_10(counter, [seed as u32, (seed >> 32) as u32]).map(|word| {

@@ -1,5 +1,6 @@
 //! Weight tensors as stored, and their places in the decoder.
 
+use half::bf16;
 use numerics::weight::WeightType;
 use std::fs::File;
 use std::ops::Range;
@@ -14,6 +15,44 @@ pub trait Bytes: Send + Sync {
     /// How many there are; known even where they are not made yet.
     fn size(&self) -> usize {
         self.bytes().len()
+    }
+
+    /// How to make them elsewhere, where they are generated.
+    fn recipe(&self) -> Option<Recipe> {
+        None
+    }
+}
+
+/// How a synthetic matrix is made: with the four words of Philox4x32-10 at counter (g low, g high, `tensor`, 0x53594e54)
+/// under `seed`, element 4g + i is bf16(f32(the sum of the bytes of word i − 510) · `factor`).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Recipe {
+    /// The generator's key, low word first.
+    pub seed: u64,
+    /// Which matrix.
+    pub tensor: u32,
+    /// Scale.
+    pub factor: f32,
+}
+
+impl Recipe {
+    /// Elements 4`group` … 4`group`+3.
+    pub fn values(&self, group: u64) -> [bf16; 4] {
+        crate::synthetic::normals(self.seed, self.tensor, group)
+            .map(|sum| bf16::from_f32(sum as f32 * self.factor))
+    }
+
+    /// Writes elements from number `first` on, two little-endian bytes each.
+    pub fn fill(&self, first: u64, out: &mut [u8]) {
+        let (mut group, mut at) = (first / 4, (first % 4) as usize);
+        let mut out = out.chunks_exact_mut(2);
+        while out.len() > 0 {
+            // In this order the shorter values end a round without taking a place.
+            for (value, out) in self.values(group)[at..].iter().zip(out.by_ref()) {
+                out.copy_from_slice(&value.to_le_bytes());
+            }
+            (group, at) = (group + 1, 0);
+        }
     }
 }
 
@@ -99,6 +138,24 @@ impl Tensor {
     /// How many bytes it takes as stored; reads none of them.
     pub fn size(&self) -> usize {
         self.range.len()
+    }
+
+    /// How to make the matrix elsewhere, where it is a whole generated one.
+    pub fn recipe(&self) -> Option<Recipe> {
+        let whole = self.range == (0..self.storage.size());
+        self.storage.recipe().filter(|_| whole)
+    }
+
+    /// Row `r` as stored, made in `buffer` where the matrix is generated: nothing else of it is then held in memory.
+    pub fn row_in<'a>(&'a self, r: usize, buffer: &'a mut Vec<u8>) -> &'a [u8] {
+        match self.recipe() {
+            None => self.row(r),
+            Some(recipe) => {
+                buffer.resize(2 * self.cols, 0);
+                recipe.fill((r * self.cols) as u64, buffer);
+                buffer
+            }
+        }
     }
 
     /// Bytes of row `r` as stored.

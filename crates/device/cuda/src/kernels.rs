@@ -93,6 +93,7 @@ const fn ring(stage: u32, kib: u32) -> u32 {
 
 /// Everything there is to compile.
 pub static UNITS: &[Unit] = &[
+    unit!("synthetic", "synthetic.cu", &[], false, "synthetic", 0),
     unit!("embed", "embed.cu", &[], false, "embed", 0),
     unit!("norm", "norm.cu", &[], false, "norm_rows", 0),
     unit!("heads", "heads.cu", &[], false, "heads", 0),

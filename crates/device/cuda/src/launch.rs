@@ -4,6 +4,7 @@
 use crate::args::{Args, Shape};
 use crate::gpu::{Buffer, Gpu};
 use crate::{CudaError, kernels};
+use model::Recipe;
 use numerics::TOP_N;
 
 type Result<T> = std::result::Result<T, CudaError>;
@@ -124,6 +125,24 @@ impl Linear<'_> {
         // SAFETY: the signature of linear_mma and linear_wg; maps bound what is read, n and t what is written.
         unsafe { gpu.launch(kernel, Shape::new(blocks, threads).shared(shared), &args) }
     }
+}
+
+/// Makes `n` elements of a synthetic matrix from byte `at` of a buffer on; `n` must be below 2^32.
+pub fn synthetic(gpu: &Gpu, to: &Buffer, at: usize, n: usize, recipe: Recipe) -> Result<()> {
+    holds(to, at, 2 * n, "weights")?;
+    refuse(u32::try_from(n).is_ok(), || {
+        format!("{n} synthetic weights at once")
+    })?;
+    let args = Args::new()
+        .inside(to, at)
+        .int(n)
+        .int(recipe.seed as u32 as usize)
+        .int((recipe.seed >> 32) as usize)
+        .int(recipe.tensor as usize)
+        .float(recipe.factor);
+    let blocks = n.div_ceil(1024).min(16 * gpu.multiprocessors());
+    // SAFETY: the signature of synthetic; n elements lie in the buffer.
+    unsafe { gpu.launch("synthetic", Shape::new(blocks, 256), &args) }
 }
 
 /// `x[t] = table[ids[t]]`, scaled where asked. Ids must be rows of the table.

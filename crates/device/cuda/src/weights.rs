@@ -1,7 +1,7 @@
 //! A model's weights in device memory: matrices as bf16, norms and biases as f32.
 
-use crate::CudaError;
 use crate::gpu::{Buffer, Gpu};
+use crate::{CudaError, launch};
 use half::bf16;
 use model::{LayerWeights, ModelConfig, Tensor, Weights};
 use numerics::hopper;
@@ -110,6 +110,14 @@ fn matrix(gpu: &Gpu, parts: &[&Tensor], what: &str) -> Result<Matrix> {
     let data = gpu.alloc(rows * columns * 2, what)?;
     let mut at = 0;
     for tensor in parts {
+        let n = tensor.rows * tensor.cols;
+        if let Some(recipe) = tensor.recipe()
+            && u32::try_from(n).is_ok()
+        {
+            launch::synthetic(gpu, &data, at, n, recipe)?;
+            at += 2 * n;
+            continue;
+        }
         if tensor.dtype == WeightType::Bf16 {
             gpu.write(&data, at, tensor.bytes())?;
             at += tensor.bytes().len();

@@ -101,3 +101,20 @@ fn unknown_names_and_seeds_are_refused() {
     }
     assert!(ModelSource::parse("synthetic:tiny-llama@18446744073709551615").is_ok());
 }
+
+#[test]
+fn a_recipe_makes_any_part_of_a_matrix() {
+    let w = Synthetic::parse("tiny-gemma3@9").unwrap().weights();
+    for tensor in [&w.embed, &w.layers[1].k, &w.layers[2].down] {
+        let recipe = tensor.recipe().unwrap();
+        for (first, count) in [(0, 5), (1, 3), (2, 2), (3, 96), (95, 97), (1001, 1)] {
+            let mut made = vec![0; 2 * count];
+            recipe.fill(first as u64, &mut made);
+            assert_eq!(made, tensor.bytes()[2 * first..][..2 * count]);
+        }
+        let mut buffer = Vec::new();
+        for r in [0, 1, tensor.rows - 1] {
+            assert_eq!(tensor.row_in(r, &mut buffer), tensor.row(r));
+        }
+    }
+}

@@ -6,6 +6,7 @@
 pub mod check;
 pub mod compare;
 pub mod crowd;
+pub mod golden;
 pub mod host;
 pub mod report;
 pub mod runner;

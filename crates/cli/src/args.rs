@@ -441,6 +441,15 @@ pub struct SelftestArgs {
     /// Write the digest of every case to a file
     #[arg(long, value_name = "FILE", conflicts_with = "filter", value_hint = ValueHint::FilePath)]
     pub record: Option<PathBuf>,
+    /// Write the answers of whole models to a file
+    #[arg(long, value_name = "FILE", conflicts_with = "filter", value_hint = ValueHint::FilePath)]
+    pub record_answers: Option<PathBuf>,
+    /// Also every size around tiles, buckets and chunks of a GPU's kernels, fast kernels against plain ones
+    #[arg(long)]
+    pub sweep: bool,
+    /// Ask the checkpoints in this folder too
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub checkpoints: Option<PathBuf>,
     /// Compare with the scalar reference only cases of at most so many million steps of its chains
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     pub steps: u32,

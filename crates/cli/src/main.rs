@@ -9,6 +9,7 @@ mod certificates;
 mod check;
 mod download;
 mod generate;
+mod goldens;
 mod identity;
 mod input;
 mod inspect;

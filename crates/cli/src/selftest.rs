@@ -2,9 +2,10 @@
 
 use crate::Outcome;
 use crate::args::{Global, SelftestArgs};
+use crate::goldens::{self, Answered};
 use crate::output;
 use anyhow::{Context, Result, bail};
-use device::cpu::Isa;
+use device::cpu::{self, CpuOptions, Isa};
 use device::hopper_cases::{self, EmulationOps, HopperOps, ScalarOps, digest};
 use device::{Device, DeviceName, conformance};
 use device_cuda::{CudaDevice, CudaOps, Gpu};
@@ -61,7 +62,11 @@ pub fn run(global: &Global, args: &SelftestArgs) -> Result<Outcome> {
         None => Map::new(),
     };
     let mut ended = Vec::new();
-    for named in hopper_cases::all() {
+    let sweep = match args.sweep {
+        true => hopper_cases::sweep(),
+        false => Vec::new(),
+    };
+    for named in hopper_cases::all().iter().chain(&sweep) {
         if args
             .filter
             .as_ref()
@@ -69,13 +74,14 @@ pub fn run(global: &Global, args: &SelftestArgs) -> Result<Outcome> {
         {
             continue;
         }
-        let result = one(&named, &mut executors, u64::from(args.steps) * 1_000_000);
+        let result = one(named, &mut executors, u64::from(args.steps) * 1_000_000);
         for wrong in &result.wrong {
             output::note(&format!("{}: {wrong}", result.name));
         }
         ended.push(result);
     }
-    if ended.is_empty() {
+    let asked = Asked::run(args, gpu.as_ref())?;
+    if ended.is_empty() && asked.answered.is_empty() {
         bail!(
             "--filter '{}': no case has this in its name",
             args.filter.as_deref().unwrap_or_default()
@@ -83,7 +89,7 @@ pub fn run(global: &Global, args: &SelftestArgs) -> Result<Outcome> {
     }
     let wrong = ended.iter().filter(|e| !e.wrong.is_empty()).count();
     let models = match &gpu {
-        Some(gpu) if args.filter.is_none() => Some(models(gpu)),
+        Some(gpu) if args.filter.is_none() => Some(models(gpu, args.sweep)),
         _ => None,
     };
     if let Some(Err(error)) = &models {
@@ -95,6 +101,7 @@ pub fn run(global: &Global, args: &SelftestArgs) -> Result<Outcome> {
     {
         let cases: Map<String, Value> = ended
             .iter()
+            .filter(|e| !e.name.starts_with("sweep "))
             .filter_map(|e| Some((e.name.clone(), e.digest.clone()?.into())))
             .collect();
         let document = json!({
@@ -103,6 +110,13 @@ pub fn run(global: &Global, args: &SelftestArgs) -> Result<Outcome> {
         let text = serde_json::to_string_pretty(&document)? + "\n";
         std::fs::write(path, text)
             .with_context(|| format!("--record: cannot write {}", path.display()))?;
+    }
+    if let Some(path) = &args.record_answers
+        && asked.wrong() == 0
+    {
+        let text = goldens::record(&asked.answered, &Value::Object(facts.clone()))?;
+        std::fs::write(path, text)
+            .with_context(|| format!("--record-answers: cannot write {}", path.display()))?;
     }
     let compared = ended.iter().filter(|e| e.compared).count();
     let seconds = start.elapsed().as_secs_f64();
@@ -115,25 +129,106 @@ pub fn run(global: &Global, args: &SelftestArgs) -> Result<Outcome> {
             "device": name.to_string(), "facts": facts, "executors": executors.iter().map(|e| e.0).collect::<Vec<_>>(),
             "run": ended.len(), "compared_with_reference": compared, "wrong": wrong,
             "models": match &models { None => Value::Null, Some(Ok(())) => "equal".into(), Some(Err(e)) => e.as_str().into() },
-            "open_seconds": opened.as_secs_f64(), "seconds": seconds, "cases": cases,
+            "answers": asked.json(), "open_seconds": opened.as_secs_f64(), "seconds": seconds, "cases": cases,
         }))?;
     } else {
         let what: Vec<&str> = executors.iter().map(|e| e.0).collect();
         output::print(&format!(
-            "{name}: {} cases on {}; {compared} compared with the scalar reference, {wrong} wrong; {}{seconds:.1} s\n",
+            "{name}: {} cases on {}; {compared} compared with the scalar reference, {wrong} wrong; {}{}; {seconds:.1} s\n",
             ended.len(),
             what.join(" and "),
             match &models {
                 None => "",
                 Some(Ok(())) => "whole models equal the reference; ",
                 Some(Err(_)) => "whole models differ; ",
-            }
+            },
+            asked.text(),
         ))?;
     }
-    Ok(match wrong == 0 && !wrong_models {
+    Ok(match wrong == 0 && !wrong_models && asked.wrong() == 0 {
         true => Outcome::Done,
         false => Outcome::Differs,
     })
+}
+
+/// Whole answers, compared with those recorded on a GPU.
+struct Asked {
+    answered: Vec<Answered>,
+    missing: Vec<String>,
+}
+
+impl Asked {
+    fn run(args: &SelftestArgs, gpu: Option<&Arc<Gpu>>) -> Result<Self> {
+        let (subjects, mut missing) = goldens::subjects(args.checkpoints.as_deref())?;
+        let filter = args.filter.as_deref();
+        if filter.is_some() {
+            missing.clear();
+        }
+        for missing in &missing {
+            output::note(&format!("not run: {missing}"));
+        }
+        let mut answered = Vec::new();
+        for subject in subjects {
+            let name = format!("answers {}", subject.name);
+            if filter.is_some_and(|f| !name.contains(f)) {
+                continue;
+            }
+            let one = subject.answer(&mut |c, w, n| device(gpu, c, w, n), gpu.is_some());
+            if let Some(wrong) = &one.wrong {
+                output::note(&format!("answers of {}: {wrong}", one.name));
+            }
+            answered.push(one);
+        }
+        Ok(Self { answered, missing })
+    }
+
+    fn wrong(&self) -> usize {
+        self.answered.iter().filter(|a| a.wrong.is_some()).count()
+    }
+
+    fn compared(&self) -> usize {
+        self.answered.iter().filter(|a| a.compared).count()
+    }
+
+    fn text(&self) -> String {
+        format!(
+            "answers of {} models, {} compared with an H200's, {} wrong",
+            self.answered.len(),
+            self.compared(),
+            self.wrong()
+        )
+    }
+
+    fn json(&self) -> Value {
+        let all = self.answered.iter();
+        let of = |a: &Answered| json!({"model": a.name, "compared": a.compared, "wrong": a.wrong});
+        json!({"models": all.map(of).collect::<Vec<_>>(), "not_run": self.missing})
+    }
+}
+
+/// The device under test with a model: the GPU, or the CPU's emulation.
+fn device(
+    gpu: Option<&Arc<Gpu>>,
+    config: Arc<ModelConfig>,
+    weights: &Weights,
+    kv_blocks: usize,
+) -> Result<Box<dyn Device>, String> {
+    match gpu {
+        Some(gpu) => CudaDevice::new(Arc::clone(gpu), config, weights, kv_blocks)
+            .map(|d| Box::new(d) as Box<dyn Device>)
+            .map_err(|e| e.to_string()),
+        None => {
+            let options = CpuOptions {
+                threads: std::thread::available_parallelism().map_or(1, |n| n.get()),
+                isa: None,
+                kv_blocks,
+                vendor: false,
+            };
+            cpu::load(Profile::HopperBf16, config, weights, options)
+                .map(|d| -> Box<dyn Device> { d })
+                .map_err(|e| e.to_string())
+        }
+    }
 }
 
 /// The CPU's emulation on every kernel path of this machine.
@@ -151,14 +246,17 @@ fn emulations<'a>() -> Vec<(&'static str, Box<dyn HopperOps + 'a>)> {
 }
 
 /// Random models and schedules of the conformance suite, the device against the scalar reference.
-fn models(gpu: &Arc<Gpu>) -> Result<(), String> {
+fn models(gpu: &Arc<Gpu>, sweep: bool) -> Result<(), String> {
     let mut factory = |config: Arc<ModelConfig>, weights: &Weights, blocks: usize| {
-        CudaDevice::new(Arc::clone(gpu), config, weights, blocks)
-            .map(|d| Box::new(d) as Box<dyn Device>)
-            .map_err(|e| e.to_string())
+        device(Some(gpu), config, weights, blocks)
     };
     conformance::models(&mut factory, Profile::HopperBf16, 1)?;
-    let sizes = [1, 2, 7, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129];
+    let few = vec![1, 2, 7, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129];
+    let sizes = if sweep {
+        hopper_cases::token_counts()
+    } else {
+        few
+    };
     conformance::launch_sizes(&mut factory, Profile::HopperBf16, WeightType::Bf16, &sizes)
 }
 

@@ -174,3 +174,51 @@ fn selftest_runs_on_the_cpu() {
     assert!(report["run"].as_u64().unwrap() > 10, "{report}");
     assert_eq!(report["wrong"], 0);
 }
+
+/// Answers that an H200 gave, in [`answers`](../../golden/answers.json), again by the CPU's emulation.
+fn replay(filter: &str, cache: Option<&std::path::Path>) -> serde_json::Value {
+    let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/../audit/tests/fixtures");
+    let mut command = blocklock(&["selftest", "--json", "--filter", filter]);
+    command.args(["--checkpoints", fixtures]);
+    if let Some(cache) = cache {
+        command.env("BLOCKLOCK_CACHE", cache);
+    }
+    let ran: Ran = command.output().unwrap().into();
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    let report: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
+    for answered in report["answers"]["models"].as_array().unwrap() {
+        assert_eq!(answered["compared"], true, "{answered}");
+    }
+    report["answers"]["models"].clone()
+}
+
+#[test]
+fn answers_recorded_on_a_gpu_are_those_of_the_emulation() {
+    let answered = replay("answers tiny-", None);
+    assert_eq!(answered.as_array().unwrap().len(), 14);
+    for (arch, checkpoints) in [("llama", 4), ("qwen2", 3), ("qwen3", 3), ("gemma3", 3)] {
+        let answered = replay(&format!("answers {arch}"), None);
+        assert_eq!(answered.as_array().unwrap().len(), checkpoints, "{arch}");
+    }
+}
+
+#[test]
+fn answers_of_the_default_model_on_a_gpu_are_those_of_the_emulation() {
+    let path = match default_model() {
+        Ok(path) => path,
+        Err(why) => {
+            println!("not run: the default model's recorded answers: {why}");
+            return;
+        }
+    };
+    let folder = path.parent().unwrap();
+    if folder.file_name() != Some("models".as_ref()) {
+        println!(
+            "not run: the default model's recorded answers: {} is no cache",
+            folder.display()
+        );
+        return;
+    }
+    let answered = replay("answers default model", folder.parent());
+    assert_eq!(answered.as_array().unwrap().len(), 1);
+}

@@ -33,7 +33,7 @@ pub fn all() -> Vec<Named> {
     list
 }
 
-fn add(
+pub(super) fn add(
     list: &mut Vec<Named>,
     name: String,
     make: impl Fn(&mut Rng) -> Case + Send + Sync + 'static,

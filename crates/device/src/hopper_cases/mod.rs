@@ -6,11 +6,13 @@ mod data;
 mod emulation;
 mod list;
 mod scalar;
+mod sweep;
 
 pub use data::Flavour;
 pub use emulation::EmulationOps;
 pub use list::{Named, all};
 pub use scalar::ScalarOps;
+pub use sweep::{sweep, token_counts};
 
 use half::bf16;
 

@@ -4,7 +4,8 @@ use crate::cpu::Isa;
 #[test]
 fn names_are_unique_and_inputs_repeat() {
     let list = all();
-    let mut names: Vec<&str> = list.iter().map(|n| n.name.as_str()).collect();
+    let wide = sweep();
+    let mut names: Vec<&str> = list.iter().chain(&wide).map(|n| n.name.as_str()).collect();
     names.sort_unstable();
     for pair in names.windows(2) {
         assert_ne!(pair[0], pair[1]);

@@ -11,9 +11,9 @@ const SIZES: [usize; 27] = [
 ];
 
 /// Neighbour prompt lengths: every tile, block and chunk edge, and one more or less.
-const LENGTHS: [usize; 30] = [
+const LENGTHS: [usize; 37] = [
     1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 191, 192, 193, 255, 256,
-    257, 319, 511, 512, 513, 1024, 1025,
+    257, 319, 511, 512, 513, 1024, 1025, 2047, 2048, 2049, 4096, 4097, 8191, 8192,
 ];
 
 /// Prompt tokens one sequence may prefill in a step.

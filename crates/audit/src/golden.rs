@@ -20,8 +20,11 @@ pub struct Answer {
     /// Digest of the prompt's ids, and of the Top-20 and log-sum-exp (ids and f32 bits) after each of them.
     pub prompt: String,
     /// For each generated token its id and a digest of it and of its Top-20, ids and f32 bits.
-    pub steps: Vec<(u32, String)>,
+    pub steps: Steps,
 }
+
+/// A request's steps, as in [`Answer::steps`].
+type Steps = Vec<(u32, String)>;
 
 /// How a device is asked for the same answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,7 +83,7 @@ pub fn answers(
     new: usize,
     ways: &[Way],
 ) -> Result<Vec<Answer>, GoldenError> {
-    let mut first: Option<(Way, Vec<Vec<(u32, String)>>)> = None;
+    let mut first: Option<(Way, Vec<Steps>)> = None;
     for &way in ways {
         let asked = match (way, &first) {
             (Way::TeacherForced, Some((_, steps))) => vec![forced(host, prompts, steps)?],
@@ -120,7 +123,7 @@ fn ask(
     prompts: &[Vec<u32>],
     new: usize,
     way: Way,
-) -> Result<Vec<Vec<Vec<(u32, String)>>>, GoldenError> {
+) -> Result<Vec<Vec<Steps>>, GoldenError> {
     let all: Vec<usize> = (0..prompts.len()).collect();
     let neighbours = match way {
         Way::Among(n) => n,
@@ -170,7 +173,7 @@ fn run(
     new: usize,
     way: Way,
     warm: bool,
-) -> Result<Vec<Vec<(u32, String)>>, GoldenError> {
+) -> Result<Vec<Steps>, GoldenError> {
     let broke = |request: usize, what: String| GoldenError::Broke { request, way, what };
     let mut index: HashMap<RequestId, usize> = HashMap::new();
     let mut steps = vec![Vec::new(); which.len()];
@@ -205,7 +208,9 @@ fn run(
                 Event::Token { token, row, .. } => {
                     steps[place].push((token, short(token, &row)));
                 }
-                Event::Finished { reason } if reason == FinishReason::Length => left -= 1,
+                Event::Finished {
+                    reason: FinishReason::Length,
+                } => left -= 1,
                 Event::Finished { reason } => return Err(broke(request, format!("{reason:?}"))),
                 Event::PromptRow { .. } => {}
             }
@@ -234,12 +239,8 @@ fn rows(host: &Host, prompts: &[Vec<u32>]) -> Result<Vec<String>, GoldenError> {
 }
 
 /// Steps as a prefill of prompt and answer gives them.
-fn forced(
-    host: &Host,
-    prompts: &[Vec<u32>],
-    steps: &[Vec<(u32, String)>],
-) -> Result<Vec<Vec<(u32, String)>>, GoldenError> {
-    let whole = |(ids, steps): (&Vec<u32>, &Vec<(u32, String)>)| {
+fn forced(host: &Host, prompts: &[Vec<u32>], steps: &[Steps]) -> Result<Vec<Steps>, GoldenError> {
+    let whole = |(ids, steps): (&Vec<u32>, &Steps)| {
         let mut ids = ids.clone();
         ids.extend(steps.iter().map(|s| s.0));
         ids
@@ -247,7 +248,7 @@ fn forced(
     let texts: Vec<Vec<u32>> = prompts.iter().zip(steps).map(whole).collect();
     let from: Vec<usize> = prompts.iter().map(|p| p.len() - 1).collect();
     let found = read(host, &texts, &from)?;
-    let again = |(rows, steps): (Vec<Row>, &Vec<(u32, String)>)| {
+    let again = |(rows, steps): (Vec<Row>, &Steps)| {
         let rows = rows.iter().zip(steps);
         rows.map(|(row, step)| (step.0, short(step.0, row)))
             .collect()

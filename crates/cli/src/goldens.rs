@@ -53,8 +53,11 @@ struct Record {
     models: BTreeMap<String, Vec<Answer>>,
 }
 
-/// Synthetic models of every architecture; (name, (heads, KV heads), width of a head). Heads of 64 and more run on fast kernels.
-const SYNTHETIC: [(&str, Option<(usize, usize)>, Option<usize>); 14] = [
+/// Other (heads, KV heads) than the shape's own.
+type Heads = Option<(usize, usize)>;
+
+/// Synthetic models of every architecture: name, heads, another width of a head. Heads of 64 and more run on fast kernels.
+const SYNTHETIC: [(&str, Heads, Option<usize>); 14] = [
     ("tiny-llama@7", None, None),
     ("tiny-llama-k@1", None, None),
     ("tiny-qwen2@2", None, None),

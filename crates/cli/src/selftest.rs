@@ -214,7 +214,7 @@ fn device(
     kv_blocks: usize,
 ) -> Result<Box<dyn Device>, String> {
     match gpu {
-        Some(gpu) => CudaDevice::new(Arc::clone(gpu), config, weights, kv_blocks)
+        Some(gpu) => CudaDevice::new(Arc::clone(gpu), config, weights, kv_blocks, false)
             .map(|d| Box::new(d) as Box<dyn Device>)
             .map_err(|e| e.to_string()),
         None => {

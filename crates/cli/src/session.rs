@@ -231,13 +231,13 @@ impl Opened {
         let profile = self.settings.profile();
         let config = Arc::clone(&self.model.config);
         let weights = &self.model.weights;
+        let vendor = protections.iter().any(|&p| p != Protection::Invariant);
         let options = CpuOptions {
             threads: self.settings.threads.value as usize,
             isa: isa(self.settings.isa.value),
             kv_blocks,
-            // Under the other profile `none` is refused request by request.
-            vendor: profile == Profile::IeeeF32
-                && protections.iter().any(|&p| p != Protection::Invariant),
+            // Under the other profile a CPU refuses `none` request by request.
+            vendor: vendor && profile == Profile::IeeeF32,
         };
         let times = OpTimes::default();
         let device: Box<dyn Device> = match self.settings.device()? {
@@ -250,7 +250,7 @@ impl Opened {
             }
             DeviceName::Cuda(index) => {
                 let gpu = Arc::new(Gpu::open(index, Some(crate::kernels::cache_folder()?))?);
-                let device = CudaDevice::new(gpu, config, weights, kv_blocks)
+                let device = CudaDevice::new(gpu, config, weights, kv_blocks, vendor)
                     .context("cannot load the model on the GPU")?;
                 Box::new(device)
             }

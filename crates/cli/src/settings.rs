@@ -127,10 +127,10 @@ impl Settings {
         let token_budget = in_file("token_budget", file.token_budget, 1..=1 << 20)?;
         let max_running = in_file("max_running", file.max_running, 1..=4096)?;
         let device = Setting::pick(flags.device.clone(), file.device, "cpu".into());
-        // What the device computes natively.
-        let native = match name(&device.value)? {
-            DeviceName::Cpu | DeviceName::Hostile(_) => ProfileArg::IeeeF32,
-            DeviceName::Cuda(_) => ProfileArg::HopperBf16,
+        // What the device computes natively, and how many tokens fill it.
+        let (native, budget) = match name(&device.value)? {
+            DeviceName::Cpu | DeviceName::Hostile(_) => (ProfileArg::IeeeF32, 512),
+            DeviceName::Cuda(_) => (ProfileArg::HopperBf16, 4096),
         };
         let locked = engine::LockedConfig::default();
         let ladder = |rungs: &[usize]| rungs.iter().map(|&r| r as u32).collect::<Vec<_>>();
@@ -154,7 +154,7 @@ impl Settings {
             isa: Setting::pick(flags.isa, file.isa, Isa::Auto),
             kv_memory: Setting::pick(flags.kv_memory, file_kv, 512 << 20),
             protection: Setting::pick(None, file.protection, ProtectionArg::Invariant),
-            token_budget: Setting::pick(None, token_budget, 512),
+            token_budget: Setting::pick(None, token_budget, budget),
             max_running: Setting::pick(None, max_running, 64),
             prefill_chunk: Setting::pick(None, chunk.map(Some), None),
             prefix_cache: Setting::pick(None, file.prefix_cache, true),

@@ -1,8 +1,9 @@
-// Attention of one query a sequence, causal, limited to a window where there is one, head_dim HD (64 or 128), by chunks of 512 keys: work units (sequence, kv head,
+// Attention of one query a sequence, causal, limited to a window where there is one, head_dim HD (64 or 128), by chunks of keys: work units (sequence, kv head,
 // chunk); the last block to finish a (sequence, kv head) merges its chunks in ascending order. The contract's bits.
 // 8 warps compute, one thread streams tiles of 128 keys through a ring that runs ahead across units. Grid: at most the
 // number of units; 288 threads. At most GM (4 or 8) query heads a kv head.
-// units: {row, kv head, chunk, keys, its 8 pages} each. count: zeros, left as zeros. part: [row][kv head][chunks][group][HD + 8].
+// units: {row, kv head, chunk, keys of the sequence, keys a chunk, 3 unused, its 8 pages} each. A chunk has 512 keys in the contract;
+// the vendor family splits by load, at multiples of 64 up to 512. count: zeros, left as zeros. part: [row][kv head][chunks][group][HD + 8].
 #include "hopper.cuh"
 #ifndef HD
 #define HD 128
@@ -13,7 +14,7 @@
 #ifndef GM
 #define GM 4
 #endif
-constexpr int KT = 128, CH = 512, TB = KT * HD * 2, NT = CH / KT, SP = CH + 8, NS = 196608 / TB / BL, UN = 12, PS = HD + 8;
+constexpr int KT = 128, CH = 512, /* the most keys a chunk */ TB = KT * HD * 2, NT = CH / KT, SP = CH + 8, NS = 196608 / TB / BL, UN = 16, PS = HD + 8;
 // dynamic shared memory: 1024 + NS * TB + GM * SP * 6 + GM * NT * 4 + 16 * NS + 64
 extern "C" __global__ void __launch_bounds__(288, BL) attention_decode(const bf* Q, const u8* pool, bf* O, const int* units, int U,
     int HQ, int HKV, float scale, int window, float* part, int* count, int maxch) {
@@ -40,12 +41,12 @@ extern "C" __global__ void __launch_bounds__(288, BL) attention_decode(const bf*
       int it = 0;
       for (int u = blockIdx.x; u < U; u += gridDim.x) {
         const int* un = units + u * UN;
-        const int hk = un[1], n = min(CH, un[3] - un[2] * CH), nt = (n + KT - 1) / KT, np = (n + 63) / 64;
-        const int lo = first(un[3]) - un[2] * CH, t0 = max(0, lo) / KT;
-        if (lo >= CH) continue;
+        const int hk = un[1], ch = un[4], n = min(ch, un[3] - un[2] * ch), nt = (n + KT - 1) / KT, np = (n + 63) / 64;
+        const int lo = first(un[3]) - un[2] * ch, t0 = max(0, lo) / KT;
+        if (lo >= ch) continue;
         int pg[2 * NT];
 #pragma unroll
-        for (int t = 0; t < 2 * NT; t++) pg[t] = un[4 + min(t, np - 1)];  // past the last page the last page again: finite
+        for (int t = 0; t < 2 * NT; t++) pg[t] = un[8 + min(t, np - 1)];  // past the last page the last page again: finite
 #pragma unroll
         for (int i = 0; i < 2 * NT; i++)
           if (i % NT >= t0 && i % NT < nt) {
@@ -64,9 +65,9 @@ extern "C" __global__ void __launch_bounds__(288, BL) attention_decode(const bf*
     return;
   }
   auto bar = [] { asm volatile("bar.sync 1,256;" ::: "memory"); };
-  int it = 0, seq = 0, hk = 0, c = 0, ln = 0;
+  int it = 0, seq = 0, hk = 0, c = 0, ln = 0, ch = CH;
   u32 qf[HD / 16][2];
-  auto meta = [&](int u) { if (u < U) { int4 m = *(const int4*)(units + u * UN); seq = m.x; hk = m.y; c = m.z; ln = m.w; } };
+  auto meta = [&](int u) { if (u < U) { int4 m = *(const int4*)(units + u * UN); seq = m.x; hk = m.y; c = m.z; ln = m.w; ch = units[u * UN + 4]; } };
   auto next = [&](int u) {
     if (u < U) {
       meta(u);
@@ -81,9 +82,9 @@ extern "C" __global__ void __launch_bounds__(288, BL) attention_decode(const bf*
   wait_for_previous();
   next(blockIdx.x);
   for (int u = blockIdx.x; u < U; u += gridDim.x) {
-    const int n = min(CH, ln - c * CH), nt = (n + KT - 1) / KT, nch = (ln + CH - 1) / CH;
-    const int lo = first(ln) - c * CH, t0 = max(0, lo) / KT, c0 = first(ln) / CH;
-    if (lo >= CH) { next(u + gridDim.x); continue; }
+    const int n = min(ch, ln - c * ch), nt = (n + KT - 1) / KT, nch = (ln + ch - 1) / ch;
+    const int lo = first(ln) - c * ch, t0 = max(0, lo) / KT, c0 = first(ln) / ch;
+    if (lo >= ch) { next(u + gridDim.x); continue; }
     // Scores: 128 keys at a time, 16 a warp; a tile's slot is given back as soon as its keys are done.
 #pragma unroll
     for (int m = 0; m < NT; m++) {

@@ -23,7 +23,10 @@
 #ifndef ST
 #define ST 2    // stages
 #endif
-constexpr int CH = 512, TC = CH / KT, TB = KT * HD * 2, QB = 64 * HD * 2, OB = 64 * HD * 4;
+#ifndef CH
+#define CH 512  // keys a chunk; more than any context: one sum over all of them, which only the vendor family may give
+#endif
+constexpr int TC = CH / KT, TB = KT * HD * 2, QB = 64 * HD * 2, OB = 64 * HD * 4;
 // dynamic shared memory: 1280 + NC * QB + 2 * ST * TB + (OT ? NC * OB : 0)
 __device__ __forceinline__ int img(int rows, int row, int d) { return (d >> 6) * rows * 128 + row * 128 + ((((d >> 3) & 7) ^ (row & 7)) << 4) + (d & 7) * 2; }
 

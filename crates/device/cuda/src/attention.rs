@@ -4,6 +4,7 @@ use crate::args::{Args, Shape};
 use crate::gpu::{Buffer, Gpu};
 use crate::launch::{holds, refuse};
 use crate::{CudaError, kernels as sources};
+use device::{KernelFamily, KvSplit};
 use numerics::attention;
 
 type Result<T> = std::result::Result<T, CudaError>;
@@ -55,15 +56,49 @@ pub fn kernels(heads: Heads, window: Option<usize>, runs: &[Run]) -> Vec<&'stati
         _ => {}
     }
     if runs.iter().all(|r| r.count == 1) {
-        match (heads.dim, heads.query / heads.kv) {
-            (64, ..=4) => all.push("attention_decode_64"),
-            (128, ..=4) => all.push("attention_decode_128"),
-            (64, 5..=8) => all.push("attention_decode_wide_64"),
-            (128, 5..=8) => all.push("attention_decode_wide_128"),
-            _ => {}
-        }
+        all.extend(decode_kernel(heads));
     }
     all
+}
+
+/// The kernel of the vendor family for these runs, a function of each run's own shape where all are one query, and where
+/// none is.
+fn vendor(heads: Heads, window: Option<usize>, runs: &[Run]) -> &'static str {
+    if let Some(decode) = decode_kernel(heads)
+        && runs.iter().all(|r| r.count == 1)
+    {
+        return decode;
+    }
+    match (heads.dim, window.is_some()) {
+        (64, false) => "attention_whole_64",
+        (128, false) => "attention_whole_128",
+        (256, false) => "attention_whole_256",
+        // Without chunks these spill.
+        (64, true) => "attention_prefill_window_64",
+        (128, true) => "attention_prefill_window_128",
+        (256, true) => "attention_prefill_window_256",
+        _ => PLAIN,
+    }
+}
+
+fn decode_kernel(heads: Heads) -> Option<&'static str> {
+    match (heads.dim, heads.query / heads.kv) {
+        (64, ..=4) => Some("attention_decode_64"),
+        (128, ..=4) => Some("attention_decode_128"),
+        (64, 5..=8) => Some("attention_decode_wide_64"),
+        (128, 5..=8) => Some("attention_decode_wide_128"),
+        _ => None,
+    }
+}
+
+/// Keys of a chunk of decode: the contract's, or in the vendor family a multiple of 64, at most what a unit holds.
+fn chunk(split: KvSplit, keys: usize) -> usize {
+    let keys = match split {
+        KvSplit::Contract => attention::CHUNK,
+        KvSplit::Parts(n) => keys.div_ceil(n.max(1) as usize),
+        KvSplit::Every(n) => n as usize,
+    };
+    keys.next_multiple_of(64).clamp(64, attention::CHUNK)
 }
 
 /// What the kernels read beside q and the pool: the same for every layer of a step.
@@ -88,12 +123,20 @@ struct Decode {
     partial: Option<(Buffer, Buffer)>,
 }
 
-/// Integers a unit of `attention_decode`: row, kv head, chunk, keys, pages of the chunk.
-const UNIT: usize = 4 + attention::CHUNK / 64;
+/// Integers a unit of `attention_decode`: row, kv head, chunk, keys, keys a chunk; from `PAGES` on the chunk's pages.
+const UNIT: usize = PAGES + attention::CHUNK / 64;
+const PAGES: usize = 8;
 
 impl Plan {
-    /// `table`: `[sequences][most]` blocks of the pool.
-    pub fn new(gpu: &Gpu, heads: Heads, table: &[i32], most: usize, runs: &[Run]) -> Result<Self> {
+    /// `table`: `[sequences][most]` blocks of the pool. `split` is of units of one query; other runs are never split.
+    pub fn new(
+        gpu: &Gpu,
+        heads: Heads,
+        table: &[i32],
+        most: usize,
+        runs: &[Run],
+        split: KvSplit,
+    ) -> Result<Self> {
         let rows = runs.iter().map(|r| r.row + r.count).max().unwrap_or(0);
         let (mut sequence, mut position) = (vec![0i32; rows], vec![-1i32; rows]);
         for run in runs {
@@ -113,7 +156,7 @@ impl Plan {
             gpu.upload_all(lists, "work of attention")?;
         let listed = (sequence, position, table_list, item_list);
         let decode = match runs.iter().all(|r| r.count == 1) {
-            true => Some(Decode::new(gpu, heads, table, most, runs)?),
+            true => Some(Decode::new(gpu, heads, table, most, runs, split)?),
             false => None,
         };
         Ok(Self {
@@ -129,8 +172,11 @@ impl Plan {
         })
     }
 
-    /// The fastest kernel for a layer.
-    pub fn best(&self, window: Option<usize>) -> &'static str {
+    /// The fastest kernel for a layer: of the contract, or of the vendor family.
+    pub fn best(&self, window: Option<usize>, family: KernelFamily) -> &'static str {
+        if family == KernelFamily::Vendor {
+            return vendor(self.heads, window, &self.runs);
+        }
         let all = kernels(self.heads, window, &self.runs);
         all.last().copied().unwrap_or(PLAIN)
     }
@@ -156,17 +202,24 @@ fn items(dim: usize, runs: &[Run]) -> Vec<[i32; 5]> {
 }
 
 /// Units of `attention_decode`, chunk by chunk.
-fn units(heads: Heads, table: &[i32], most: usize, runs: &[Run]) -> Vec<[i32; UNIT]> {
+fn units(
+    heads: Heads,
+    table: &[i32],
+    most: usize,
+    runs: &[Run],
+    split: KvSplit,
+) -> Vec<[i32; UNIT]> {
     let mut units = Vec::new();
     for run in runs {
         let pages = &table[run.sequence * most..][..run.end().div_ceil(64)];
-        for (chunk, pages) in pages.chunks(UNIT - 4).enumerate() {
+        let keys = chunk(split, run.end());
+        for (chunk, pages) in pages.chunks(keys / 64).enumerate() {
             for head in 0..heads.kv {
                 let mut unit = [0; UNIT];
-                for (to, x) in unit.iter_mut().zip([run.row, head, chunk, run.end()]) {
+                for (to, x) in unit.iter_mut().zip([run.row, head, chunk, run.end(), keys]) {
                     *to = x as i32;
                 }
-                unit[4..4 + pages.len()].copy_from_slice(pages);
+                unit[PAGES..PAGES + pages.len()].copy_from_slice(pages);
                 units.push(unit);
             }
         }
@@ -175,9 +228,16 @@ fn units(heads: Heads, table: &[i32], most: usize, runs: &[Run]) -> Vec<[i32; UN
 }
 
 impl Decode {
-    fn new(gpu: &Gpu, heads: Heads, table: &[i32], most: usize, runs: &[Run]) -> Result<Self> {
-        let units = units(heads, table, most, runs);
-        let chunks = |r: &Run| r.end().div_ceil(attention::CHUNK);
+    fn new(
+        gpu: &Gpu,
+        heads: Heads,
+        table: &[i32],
+        most: usize,
+        runs: &[Run],
+        split: KvSplit,
+    ) -> Result<Self> {
+        let units = units(heads, table, most, runs, split);
+        let chunks = |r: &Run| r.end().div_ceil(chunk(split, r.end()));
         let most_chunks = runs.iter().map(chunks).max().unwrap_or(0);
         let rows = runs.iter().map(|r| r.row + 1).max().unwrap_or(0);
         let partial = if most_chunks > 1 {
@@ -213,14 +273,15 @@ pub struct Attention<'a> {
 }
 
 impl Attention<'_> {
-    /// Launches it on one of [`kernels`]. Blocks of the plan's table must lie in the pool, every key of every sequence
+    /// Launches it on one of [`kernels`] or that of the vendor family. Blocks of the plan's table must lie in the pool, every key of every sequence
     /// be written, and the rest of each last page be +0.
     pub fn run(&self, gpu: &Gpu, plan: &Plan, kernel: &'static str) -> Result<()> {
         let Heads { query, kv, dim } = plan.heads;
         holds(self.q, 0, plan.rows * query * dim * 2, "queries")?;
         holds(self.out, 0, plan.rows * query * dim * 2, "results")?;
         let able = kernels(plan.heads, self.window, &plan.runs);
-        refuse(dim <= 256 && able.contains(&kernel), || {
+        let able = able.contains(&kernel) || kernel == vendor(plan.heads, self.window, &plan.runs);
+        refuse(dim <= 256 && able, || {
             format!("{kernel} cannot do this attention")
         })?;
         let shared = sources::unit(kernel).map_or(0, |u| u.kernels[0].dynamic);
@@ -244,7 +305,7 @@ impl Attention<'_> {
             // SAFETY: the signature of attention_ref; the caller answers for the blocks.
             return unsafe { gpu.launch(kernel, shape, &args) };
         }
-        if kernel.starts_with("attention_prefill") {
+        if kernel.starts_with("attention_prefill") || kernel.starts_with("attention_whole") {
             let threads = if dim == 256 { 256 } else { 384 };
             let shape = Shape::new(query, threads).by(plan.prefill.0).shared(shared);
             let args = args
@@ -337,10 +398,31 @@ mod tests {
             start: 576,
             count: 1,
         }];
-        let units = units(heads, &table, 10, &runs);
-        assert_eq!(units.len(), 4);
-        assert_eq!(units[1], [3, 1, 0, 577, 10, 11, 12, 13, 14, 15, 16, 17]);
-        assert_eq!(units[2], [3, 0, 1, 577, 18, 19, 0, 0, 0, 0, 0, 0]);
+        let of = |split| units(heads, &table, 10, &runs, split);
+        let contract = of(KvSplit::Contract);
+        assert_eq!(contract.len(), 4);
+        let first = [3, 1, 0, 577, 512, 0, 0, 0, 10, 11, 12, 13, 14, 15, 16, 17];
+        assert_eq!(contract[1], first);
+        let second = [3, 0, 1, 577, 512, 0, 0, 0, 18, 19, 0, 0, 0, 0, 0, 0];
+        assert_eq!(contract[2], second);
+        let parts = of(KvSplit::Parts(4));
+        let last = [3, 1, 3, 577, 192, 0, 0, 0, 19, 0, 0, 0, 0, 0, 0, 0];
+        assert_eq!((parts.len(), parts[7]), (8, last));
+    }
+
+    #[test]
+    fn vendor_chunks_follow_the_split_and_fit_a_unit() {
+        for (split, keys, want) in [
+            (KvSplit::Contract, 9000, 512),
+            (KvSplit::Parts(16), 1, 64),
+            (KvSplit::Parts(16), 1025, 128),
+            (KvSplit::Parts(1), 300, 320),
+            (KvSplit::Parts(3), 9000, 512),
+            (KvSplit::Every(256), 9000, 256),
+            (KvSplit::Every(1024), 9000, 512),
+        ] {
+            assert_eq!(chunk(split, keys), want, "{split:?} of {keys}");
+        }
     }
 
     #[test]

@@ -1,13 +1,13 @@
-//! A whole model on a GPU: contract launches of profile `hopper-bf16`.
+//! A whole model on a GPU: contract launches of profile `hopper-bf16`, and the same steps on vendor kernels.
 
 use crate::attention::{Attention, Heads as HeadSizes, Plan, Run};
 use crate::gpu::{Buffer, Gpu};
-use crate::launch::{self, Linear, Selection};
+use crate::launch::{self, Linear};
 use crate::weights::{Loaded, Matrix};
-use crate::{CudaError, pages};
+use crate::{CublasLt, CudaError, pages};
 use device::{
-    BLOCK_TOKENS, BlockId, Device, DeviceError, DeviceInfo, KernelFamily, RowResult, Segment,
-    StepOutput, StepPlan, plan,
+    BLOCK_TOKENS, BlockId, Device, DeviceError, DeviceInfo, KernelFamily, Launch, StepOutput,
+    StepPlan, plan,
 };
 use half::bf16;
 use model::config::{Activation, Rope};
@@ -17,18 +17,22 @@ use std::sync::Arc;
 
 type Result<T> = std::result::Result<T, CudaError>;
 
-/// Rows of logits computed at a time.
-const LOGIT_ROWS: usize = 128;
+/// Tokens above which the vendor's products, where proven to be chains, are faster than our own.
+const MANY: usize = 64;
 
 /// A GPU that holds a model and its keys and values.
 pub struct CudaDevice {
-    config: Arc<ModelConfig>,
-    weights: Loaded,
+    pub(crate) config: Arc<ModelConfig>,
+    pub(crate) weights: Loaded,
     kv: Buffer,
     kv_blocks: usize,
     tables: Vec<Table>,
-    scratch: Option<Scratch>,
-    gpu: Arc<Gpu>,
+    pub(crate) scratch: Option<Scratch>,
+    /// The vendor's products, or why there are none.
+    products: std::result::Result<CublasLt, String>,
+    /// Launches of the vendor family are allowed.
+    vendor: bool,
+    pub(crate) gpu: Arc<Gpu>,
 }
 
 /// Cosines and sines of one kind of layer, for the first positions.
@@ -40,9 +44,9 @@ struct Table {
 }
 
 /// Activations of up to so many rows.
-struct Scratch {
+pub(crate) struct Scratch {
     rows: usize,
-    h: Buffer,
+    pub(crate) h: Buffer,
     a: Buffer,
     b: Buffer,
     post: Buffer,
@@ -55,7 +59,10 @@ struct Scratch {
 
 /// What a launch's kernels read beside activations.
 struct Step {
+    family: KernelFamily,
     rows: usize,
+    /// Row of each segment's first token.
+    starts: Vec<usize>,
     ids: Buffer,
     slots: Buffer,
     clear: Buffer,
@@ -65,12 +72,14 @@ struct Step {
 }
 
 impl CudaDevice {
-    /// Uploads a model and makes room for `kv_blocks` blocks.
+    /// Uploads a model and makes room for `kv_blocks` blocks. With `vendor`, launches of that family are allowed; where
+    /// cuBLASLt is missing they are refused with the reason, and contract launches use our own kernels alone.
     pub fn new(
         gpu: Arc<Gpu>,
         config: Arc<ModelConfig>,
         weights: &Weights,
         kv_blocks: usize,
+        vendor: bool,
     ) -> Result<Self> {
         if config.head_dim > 256 || !config.head_dim.is_multiple_of(2) {
             return Err(CudaError::Unsupported(format!(
@@ -90,6 +99,8 @@ impl CudaDevice {
             kv_blocks,
             tables: Vec::new(),
             scratch: None,
+            products: CublasLt::open(Arc::clone(&gpu)).map_err(|e| e.to_string()),
+            vendor,
             gpu,
         })
     }
@@ -155,15 +166,27 @@ impl CudaDevice {
         Ok(())
     }
 
-    /// The segments' rows one after another, gaps left out.
-    fn step(&self, segments: &[Segment]) -> Result<Step> {
-        let gpu = &self.gpu;
-        let rows = segments.iter().map(|s| s.tokens.len()).sum();
+    /// In a contract launch the segments' rows one after another, gaps left out; in a vendor launch every row at its place.
+    fn step(&self, launch: &Launch) -> Result<Step> {
+        let (gpu, segments) = (&self.gpu, &launch.segments);
+        let vendor = launch.family == KernelFamily::Vendor;
+        let mut starts = Vec::with_capacity(segments.len());
         let most = segments.iter().map(|s| s.blocks.len()).max().unwrap_or(0);
         let (mut ids, mut slots, mut clear, mut positions) = (vec![], vec![], vec![], vec![]);
         let mut table = vec![-1i32; segments.len() * most];
         let (mut single, mut longer) = (Vec::new(), Vec::new());
+        // A row of padding is some token's whose keys and values are not kept; attention leaves it out.
+        let pad = |ids: &mut Vec<i32>, slots: &mut Vec<i32>, positions: &mut Vec<i32>, to| {
+            ids.resize(to, 0);
+            slots.resize(to, -1);
+            positions.resize(to, 0);
+        };
         for (i, segment) in segments.iter().enumerate() {
+            if vendor {
+                pad(&mut ids, &mut slots, &mut positions, segment.offset);
+                clear.resize(segment.offset, 0);
+            }
+            starts.push(ids.len());
             let run = Run {
                 row: ids.len(),
                 sequence: i,
@@ -194,6 +217,11 @@ impl CudaDevice {
                 clear.push(if last && begun { behind as i32 } else { 0 });
             }
         }
+        if vendor {
+            pad(&mut ids, &mut slots, &mut positions, launch.rows);
+            clear.resize(launch.rows, 0);
+        }
+        let rows = ids.len();
         let heads = HeadSizes {
             query: self.config.heads,
             kv: self.config.kv_heads,
@@ -202,14 +230,16 @@ impl CudaDevice {
         let mut plans = Vec::new();
         for runs in [single, longer] {
             if !runs.is_empty() {
-                plans.push(Plan::new(gpu, heads, &table, most, &runs)?);
+                plans.push(Plan::new(gpu, heads, &table, most, &runs, launch.kv_split)?);
             }
         }
         let last = positions.iter().copied().max().unwrap_or(0) as usize + 1;
         let lists = [&ids[..], &slots, &clear, &positions];
         let [ids, slots, clear, positions] = gpu.upload_all(lists, "a step's lists")?;
         Ok(Step {
+            family: launch.family,
             rows,
+            starts,
             ids,
             slots,
             clear,
@@ -217,6 +247,26 @@ impl CudaDevice {
             last,
             attention: plans,
         })
+    }
+
+    /// A product of a launch of this family, on its fastest kernel.
+    pub(crate) fn product(&self, family: KernelFamily, job: &Linear) -> Result<()> {
+        match (family, &self.products) {
+            (KernelFamily::Contract, Ok(products))
+                if job.tokens > MANY && products.chain(job)? =>
+            {
+                Ok(())
+            }
+            (KernelFamily::Contract, _) => job.run(&self.gpu, job.best()),
+            (KernelFamily::Vendor, Ok(vendor)) => {
+                vendor.product(job)?;
+                match job.bias {
+                    Some(bias) => launch::add_bias(&self.gpu, job.y, bias, job.tokens, job.outputs),
+                    None => Ok(()),
+                }
+            }
+            (KernelFamily::Vendor, Err(why)) => Err(CudaError::Unsupported(why.clone())),
+        }
     }
 
     /// Sections 4 to 9 of NUMERICS.md: keys and values, and the residual stream in `scratch.h`.
@@ -227,6 +277,8 @@ impl CudaDevice {
             return Ok(());
         };
         let (c, gpu, rows) = (&*self.config, &self.gpu, step.rows);
+        let linear =
+            |w, bias, x, y| self.product(step.family, &product(w, bias, x, y, rows, false));
         let scale = attention::scale_log2e(c.attn_scale);
         let eps = c.norm_eps;
         launch::embed(
@@ -249,7 +301,7 @@ impl CudaDevice {
                 c.hidden,
                 eps,
             )?;
-            linear(gpu, &w.qkv, w.qkv_bias.as_ref(), &s.a, &s.qkv, rows)?;
+            linear(&w.qkv, w.qkv_bias.as_ref(), &s.a, &s.qkv)?;
             let Some(table) = self.tables.iter().find(|t| t.rope == kind.rope) else {
                 return Err(CudaError::Unsupported("no table for a layer".into()));
             };
@@ -280,9 +332,9 @@ impl CudaDevice {
                 scale,
             };
             for plan in &step.attention {
-                job.run(gpu, plan, plan.best(kind.window))?;
+                job.run(gpu, plan, plan.best(kind.window, step.family))?;
             }
-            linear(gpu, &w.o, None, &s.attended, &s.b, rows)?;
+            linear(&w.o, None, &s.attended, &s.b)?;
             let b = post(gpu, w.post_attn_norm.as_ref(), &s.b, &s.post, rows, c)?;
             launch::norm(
                 gpu,
@@ -293,7 +345,7 @@ impl CudaDevice {
                 c.hidden,
                 eps,
             )?;
-            linear(gpu, &w.gate_up, None, &s.a, &s.gate_up, rows)?;
+            linear(&w.gate_up, None, &s.a, &s.gate_up)?;
             launch::activation(
                 gpu,
                 &s.gate_up,
@@ -302,84 +354,13 @@ impl CudaDevice {
                 c.ffn,
                 c.activation == Activation::GeluTanh,
             )?;
-            linear(gpu, &w.down, None, &s.act, &s.b, rows)?;
+            linear(&w.down, None, &s.act, &s.b)?;
             branch = Some(post(gpu, w.post_ffn_norm.as_ref(), &s.b, &s.post, rows, c)?);
         }
         if branch.is_some() {
             launch::norm(gpu, &s.h, branch, None, rows, c.hidden, eps)?;
         }
         Ok(())
-    }
-
-    /// Section 10 for every output, in order.
-    fn results(&self, segments: &[Segment]) -> Result<Vec<RowResult>> {
-        let Some(s) = &self.scratch else {
-            return Ok(Vec::new());
-        };
-        let (c, gpu) = (&*self.config, &self.gpu);
-        let mut wanted = Vec::new();
-        let mut first = 0;
-        for segment in segments {
-            wanted.extend(segment.outputs.iter().map(|o| (first + o.index, o)));
-            first += segment.tokens.len();
-        }
-        let head = self.weights.head.as_ref().unwrap_or(&self.weights.embed);
-        let mut out = Vec::with_capacity(wanted.len());
-        for some in wanted.chunks(LOGIT_ROWS) {
-            let rows = some.len();
-            let row = c.hidden * 2;
-            let x = gpu.alloc(rows * row, "output rows")?;
-            for (i, (from, _)) in some.iter().enumerate() {
-                gpu.copy(&s.h, from * row, &x, i * row, row)?;
-            }
-            let y = gpu.alloc(rows * row, "output rows")?;
-            launch::norm(
-                gpu,
-                &x,
-                None,
-                Some((&self.weights.final_norm, &y)),
-                rows,
-                c.hidden,
-                c.norm_eps,
-            )?;
-            let z = gpu.alloc(rows * head.rows * 4, "logits")?;
-            let job = product(head, None, &y, &z, rows, true);
-            job.run(gpu, job.best())?;
-            let selection = Selection::new(gpu, rows)?;
-            selection.run(gpu, &z, rows, head.rows, c.vocab_size)?;
-            let picked = selection.read(gpu, rows, c.vocab_size)?;
-            for (i, ((_, output), (top, log_sum_exp))) in some.iter().zip(picked).enumerate() {
-                let Some(top) = top else {
-                    out.push(RowResult {
-                        nan: true,
-                        top: Vec::new(),
-                        log_sum_exp: 0.0,
-                        logits: None,
-                        score: None,
-                    });
-                    continue;
-                };
-                let read = |from: usize, n: usize| -> Result<Vec<f32>> {
-                    let mut z_row = vec![0.0; n];
-                    gpu.read(&z, (i * head.rows + from) * 4, &mut z_row)?;
-                    Ok(z_row)
-                };
-                out.push(RowResult {
-                    nan: false,
-                    top,
-                    log_sum_exp,
-                    score: match output.score {
-                        Some(token) => read(token as usize, 1)?.first().copied(),
-                        None => None,
-                    },
-                    logits: match output.logits {
-                        true => Some(read(0, c.vocab_size)?),
-                        false => None,
-                    },
-                });
-            }
-        }
-        Ok(out)
     }
 
     fn check(&self, block: BlockId) -> std::result::Result<usize, DeviceError> {
@@ -393,7 +374,7 @@ impl CudaDevice {
     }
 }
 
-fn product<'a>(
+pub(crate) fn product<'a>(
     w: &'a Matrix,
     bias: Option<&'a Buffer>,
     x: &'a Buffer,
@@ -411,18 +392,6 @@ fn product<'a>(
         outputs: w.rows,
         width: w.columns,
     }
-}
-
-fn linear(
-    gpu: &Gpu,
-    w: &Matrix,
-    bias: Option<&Buffer>,
-    x: &Buffer,
-    y: &Buffer,
-    tokens: usize,
-) -> Result<()> {
-    let job = product(w, bias, x, y, tokens, false);
-    job.run(gpu, job.best())
 }
 
 /// A branch's own norm, where there is one.
@@ -447,6 +416,9 @@ impl Device for CudaDevice {
     fn info(&self) -> DeviceInfo {
         let mut facts = vec![("profile".to_string(), "hopper-bf16".to_string())];
         facts.extend(self.gpu.facts());
+        if let Ok(vendor) = &self.products {
+            facts.push(("cublaslt".into(), vendor.version()));
+        }
         DeviceInfo {
             name: format!("cuda:{}", self.gpu.index()),
             facts,
@@ -458,15 +430,16 @@ impl Device for CudaDevice {
     }
 
     fn supports(&self, family: KernelFamily) -> bool {
-        family == KernelFamily::Contract
+        family == KernelFamily::Contract || (self.vendor && self.products.is_ok())
     }
 
     fn unsupported(&self, family: KernelFamily) -> String {
         match family {
             KernelFamily::Contract => "contract kernels are always there".into(),
-            KernelFamily::Vendor => {
-                "the CUDA device has no vendor kernels, only contract kernels".into()
-            }
+            KernelFamily::Vendor => match &self.products {
+                Ok(_) => "the device was loaded without vendor kernels".into(),
+                Err(why) => why.clone(),
+            },
         }
     }
 
@@ -482,9 +455,9 @@ impl Device for CudaDevice {
         for launch in &step.launches {
             let mut rows = Vec::new();
             if !launch.segments.is_empty() {
-                let step = self.step(&launch.segments)?;
+                let step = self.step(launch)?;
                 self.forward(&step)?;
-                let mut all = self.results(&launch.segments)?.into_iter();
+                let mut all = self.results(launch, &step.starts, step.rows)?.into_iter();
                 for segment in &launch.segments {
                     rows.push(all.by_ref().take(segment.outputs.len()).collect());
                 }

@@ -37,6 +37,18 @@ pub enum CudaError {
     /// libnvrtc is there but does not load.
     #[error("NVRTC at {} could not be loaded: {why}", path.display())]
     BadNvrtc { path: PathBuf, why: String },
+    /// libcublasLt is absent.
+    #[error(
+        "cuBLASLt, the vendor's products, was not found: no libcublasLt.so.13 in {tried}; name its folder in \
+         BLOCKLOCK_CUDA_LIBRARIES"
+    )]
+    NoCublasLt { tried: String },
+    /// libcublasLt is there but does not load.
+    #[error("cuBLASLt at {} could not be loaded: {why}", path.display())]
+    BadCublasLt { path: PathBuf, why: String },
+    /// A call of cuBLASLt failed.
+    #[error("{what} failed with status {status}")]
+    CublasLt { what: String, status: i32 },
     /// A kernel does not compile.
     #[error("kernel {kernel} does not compile: {log}")]
     Compile { kernel: String, log: String },

@@ -158,6 +158,11 @@ impl Gpu {
         self.multiprocessors
     }
 
+    /// The stream that everything is queued in.
+    pub(crate) fn stream(&self) -> *mut c_void {
+        self.stream.handle.cast()
+    }
+
     /// What may matter to an identity, by name.
     pub fn facts(&self) -> Vec<(String, String)> {
         let (d, m) = (self.driver, self.multiprocessors);
@@ -180,7 +185,7 @@ impl Gpu {
         }
     }
 
-    fn bind(&self) -> Result<(), CudaError> {
+    pub(crate) fn bind(&self) -> Result<(), CudaError> {
         self.context
             .bind_to_thread()
             .map_err(|e| self.error("cannot use its context", e))

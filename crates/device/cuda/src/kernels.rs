@@ -94,6 +94,7 @@ const fn ring(stage: u32, kib: u32) -> u32 {
 /// Everything there is to compile.
 pub static UNITS: &[Unit] = &[
     unit!("synthetic", "synthetic.cu", &[], false, "synthetic", 0),
+    unit!("add_bias", "add_bias.cu", &[], false, "add_bias", 0),
     unit!("embed", "embed.cu", &[], false, "embed", 0),
     unit!("norm", "norm.cu", &[], false, "norm_rows", 0),
     unit!("heads", "heads.cu", &[], false, "heads", 0),
@@ -117,6 +118,24 @@ pub static UNITS: &[Unit] = &[
             Kernel {
                 name: "logits_pick",
                 entry: "logits_pick",
+                dynamic: 0,
+            },
+        ],
+    },
+    Unit {
+        name: "proof",
+        source: include_str!("../kernels/proof.cu"),
+        defines: &[],
+        hot: false,
+        kernels: &[
+            Kernel {
+                name: "adverse",
+                entry: "adverse",
+                dynamic: 0,
+            },
+            Kernel {
+                name: "differ",
+                entry: "differ",
                 dynamic: 0,
             },
         ],
@@ -222,6 +241,30 @@ pub static UNITS: &[Unit] = &[
         "attention_prefill_window_256",
         "attention_prefill.cu",
         &["WIN=1", "HD=256", "KT=64", "NC=1", "ST=2"],
+        true,
+        "attention_prefill",
+        prefill_shared(256, 64, 1, 2)
+    ),
+    unit!(
+        "attention_whole_64",
+        "attention_prefill.cu",
+        &["HD=64", "KT=128", "NC=2", "ST=2", "CH=1<<30"],
+        true,
+        "attention_prefill",
+        prefill_shared(64, 128, 2, 2)
+    ),
+    unit!(
+        "attention_whole_128",
+        "attention_prefill.cu",
+        &["HD=128", "KT=128", "NC=2", "ST=2", "CH=1<<30"],
+        true,
+        "attention_prefill",
+        prefill_shared(128, 128, 2, 2)
+    ),
+    unit!(
+        "attention_whole_256",
+        "attention_prefill.cu",
+        &["HD=256", "KT=64", "NC=1", "ST=2", "CH=1<<30"],
         true,
         "attention_prefill",
         prefill_shared(256, 64, 1, 2)

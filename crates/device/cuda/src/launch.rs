@@ -75,6 +75,18 @@ impl Linear<'_> {
         all
     }
 
+    /// Whether every buffer is large enough.
+    pub(crate) fn check(&self) -> Result<()> {
+        let (t, n, k) = (self.tokens, self.outputs, self.width);
+        holds(self.x, 0, t * k * 2, "x")?;
+        holds(self.w, 0, n * k * 2, "weights")?;
+        holds(self.y, 0, t * n * if self.wide { 4 } else { 2 }, "results")?;
+        match self.bias {
+            Some(bias) => holds(bias, 0, n * 4, "bias"),
+            None => Ok(()),
+        }
+    }
+
     /// The fastest kernel.
     pub fn best(&self) -> &'static str {
         let all = Self::kernels(self.tokens, self.width);
@@ -84,12 +96,7 @@ impl Linear<'_> {
     /// Launches it on one of [`Linear::kernels`].
     pub fn run(&self, gpu: &Gpu, kernel: &'static str) -> Result<()> {
         let (t, n, k) = (self.tokens, self.outputs, self.width);
-        holds(self.x, 0, t * k * 2, "x")?;
-        holds(self.w, 0, n * k * 2, "weights")?;
-        holds(self.y, 0, t * n * if self.wide { 4 } else { 2 }, "results")?;
-        if let Some(bias) = self.bias {
-            holds(bias, 0, n * 4, "bias")?;
-        }
+        self.check()?;
         let out = |args: Args| {
             let args = args.optional(self.bias);
             let (narrow, wide) = if self.wide {
@@ -125,6 +132,41 @@ impl Linear<'_> {
         // SAFETY: the signature of linear_mma and linear_wg; maps bound what is read, n and t what is written.
         unsafe { gpu.launch(kernel, Shape::new(blocks, threads).shared(shared), &args) }
     }
+}
+
+/// `y = bf16(y + bias)` for rows of `outputs`.
+pub fn add_bias(gpu: &Gpu, y: &Buffer, bias: &Buffer, rows: usize, outputs: usize) -> Result<()> {
+    holds(y, 0, rows * outputs * 2, "results")?;
+    holds(bias, 0, outputs * 4, "bias")?;
+    let args = Args::new().buffer(y).buffer(bias).int(outputs);
+    let shape = Shape::new(outputs.div_ceil(256), 256).by(rows);
+    // SAFETY: the signature of add_bias; sizes checked above.
+    unsafe { gpu.launch("add_bias", shape, &args) }
+}
+
+/// `n` elements of a matrix of this width on which orders of addition show.
+pub fn adverse(gpu: &Gpu, x: &Buffer, n: usize, width: usize, seed: usize) -> Result<()> {
+    holds(x, 0, 2 * n, "data of a proof")?;
+    refuse(u32::try_from(n).is_ok(), || format!("{n} elements at once"))?;
+    let args = Args::new().buffer(x).int(n).int(width).int(seed);
+    let shape = Shape::new(16 * gpu.multiprocessors(), 256);
+    // SAFETY: the signature of adverse; n elements lie in the buffer.
+    unsafe { gpu.launch("adverse", shape, &args) }
+}
+
+/// Waits and says whether the first `bytes` bytes, whole words, of two buffers are equal.
+pub fn same(gpu: &Gpu, a: &Buffer, b: &Buffer, bytes: usize) -> Result<bool> {
+    holds(a, 0, bytes, "results")?;
+    holds(b, 0, bytes, "results")?;
+    refuse(bytes.is_multiple_of(4) && bytes < 1 << 34, || {
+        format!("{bytes} bytes to compare")
+    })?;
+    let flag = gpu.upload(&[0u32], "a flag")?;
+    let args = Args::new().buffer(a).buffer(b).int(bytes / 4).buffer(&flag);
+    let shape = Shape::new(16 * gpu.multiprocessors(), 256);
+    // SAFETY: the signature of differ; the words lie in both buffers.
+    unsafe { gpu.launch("differ", shape, &args)? };
+    Ok(gpu.download::<u32>(&flag, 1)? == [0])
 }
 
 /// Makes `n` elements of a synthetic matrix from byte `at` of a buffer on; `n` must be below 2^32.
@@ -265,11 +307,8 @@ impl Heads<'_> {
             .float(self.eps);
         // SAFETY: the signature of heads; the caller answers for slots and positions.
         unsafe {
-            gpu.launch(
-                "heads",
-                Shape::new(self.heads + self.kv_heads, 32).by(t),
-                &args,
-            )
+            let blocks = (self.heads + self.kv_heads).div_ceil(4);
+            gpu.launch("heads", Shape::new(blocks, 128).by(t), &args)
         }
     }
 }
@@ -294,7 +333,7 @@ pub fn activation(
     unsafe {
         gpu.launch(
             "activation",
-            Shape::new(width.div_ceil(256), 256).by(tokens),
+            Shape::new(width.div_ceil(512), 128).by(tokens),
             &args,
         )
     }
@@ -305,10 +344,9 @@ pub struct Selection {
     keys: Buffer,
     sums: Buffer,
     wrong: Buffer,
-    ids: Buffer,
-    tops: Buffer,
-    lse: Buffer,
-    nan: Buffer,
+    /// A row's ids, logits, sum and status, one list after another.
+    results: Buffer,
+    rows: usize,
 }
 
 /// Blocks a row of the first two kernels.
@@ -325,10 +363,8 @@ impl Selection {
             keys: room(PARTS * TOP_N * 8)?,
             sums: room(PARTS * 8)?,
             wrong: room(PARTS * 4)?,
-            ids: room(TOP_N * 4)?,
-            tops: room(TOP_N * 4)?,
-            lse: room(4)?,
-            nan: room(4)?,
+            results: room((2 * TOP_N + 2) * 4)?,
+            rows,
         })
     }
 
@@ -342,7 +378,9 @@ impl Selection {
         vocab: usize,
     ) -> Result<()> {
         holds(z, 0, rows * stride * 4, "logits")?;
-        holds(&self.lse, 0, rows * 4, "sums")?;
+        refuse(rows == self.rows, || {
+            format!("{rows} rows selected, not {}", self.rows)
+        })?;
         refuse(vocab <= stride, || {
             format!("{vocab} logits in rows of {stride}")
         })?;
@@ -360,10 +398,10 @@ impl Selection {
             .buffer(&self.keys)
             .buffer(&self.sums)
             .buffer(&self.wrong)
-            .buffer(&self.ids)
-            .buffer(&self.tops)
-            .buffer(&self.lse)
-            .buffer(&self.nan);
+            .inside(&self.results, 0)
+            .inside(&self.results, rows * TOP_N * 4)
+            .inside(&self.results, rows * 2 * TOP_N * 4)
+            .inside(&self.results, rows * (2 * TOP_N + 1) * 4);
         // SAFETY: the signatures of logits.cu; sizes checked above or made for them.
         unsafe {
             gpu.launch("logits_parts", parts, &first)?;
@@ -374,19 +412,19 @@ impl Selection {
 
     /// Waits and reads.
     pub fn read(&self, gpu: &Gpu, rows: usize, vocab: usize) -> Result<Vec<Picked>> {
-        let ids: Vec<u32> = gpu.download(&self.ids, rows * TOP_N)?;
-        let tops: Vec<f32> = gpu.download(&self.tops, rows * TOP_N)?;
-        let lse: Vec<f32> = gpu.download(&self.lse, rows)?;
-        let nan: Vec<i32> = gpu.download(&self.nan, rows)?;
-        Ok((0..rows)
-            .map(|r| {
-                let row = r * TOP_N..r * TOP_N + TOP_N.min(vocab);
-                let pairs = ids[row.clone()]
-                    .iter()
-                    .copied()
-                    .zip(tops[row].iter().copied());
-                ((nan[r] == 0).then(|| pairs.collect()), lse[r])
-            })
-            .collect())
+        let all: Vec<u32> = gpu.download(&self.results, rows * (2 * TOP_N + 2))?;
+        let (ids, rest) = all.split_at(rows * TOP_N);
+        let (tops, rest) = rest.split_at(rows * TOP_N);
+        let (sums, nan) = rest.split_at(rows);
+        let row = |r: usize| {
+            let row = r * TOP_N..r * TOP_N + TOP_N.min(vocab);
+            let logits = tops[row.clone()].iter().map(|&z| f32::from_bits(z));
+            let pairs = ids[row].iter().copied().zip(logits);
+            (
+                (nan[r] == 0).then(|| pairs.collect()),
+                f32::from_bits(sums[r]),
+            )
+        };
+        Ok((0..rows).map(row).collect())
     }
 }

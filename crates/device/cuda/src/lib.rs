@@ -10,12 +10,14 @@
 pub mod args;
 pub mod attention;
 pub mod cache;
+pub mod cublaslt;
 pub mod decoder;
 pub mod error;
 pub mod gpu;
 pub mod kernels;
 pub mod launch;
 pub mod library;
+mod logits;
 pub mod nvrtc;
 pub mod ops;
 pub mod pages;
@@ -23,6 +25,7 @@ pub mod report;
 pub mod weights;
 
 pub use cache::{Built, Cache};
+pub use cublaslt::CublasLt;
 pub use decoder::CudaDevice;
 pub use error::CudaError;
 pub use gpu::Gpu;

@@ -3,6 +3,7 @@
 use crate::attention::{self, Plan};
 use crate::gpu::{Buffer, Gpu};
 use crate::{CudaError, launch, pages};
+use device::KvSplit;
 use device::hopper_cases::{
     Attention, Embed, Gated, Heads, HopperOps, Linear, Logits, Norm, Selected, Turned,
 };
@@ -220,7 +221,7 @@ impl<'a> CudaOps<'a> {
         let runs = runs(c);
         let q = gpu.upload(&c.q, "queries")?;
         let out = self.poisoned(c.q.len() * 2)?;
-        let plan = Plan::new(gpu, heads(c), &table, most, &runs)?;
+        let plan = Plan::new(gpu, heads(c), &table, most, &runs, KvSplit::Contract)?;
         let job = attention::Attention {
             q: &q,
             pool: (&pool, 0),

@@ -14,6 +14,7 @@ mod grammar;
 mod grammar_tests;
 mod job;
 mod metrics;
+mod openapi;
 mod page;
 mod reply;
 mod routes;

@@ -6,6 +6,7 @@ use crate::conversation::{Chat, conversation, today};
 use crate::error::{ApiError, Code};
 use crate::fields::Fields;
 use crate::job::{Job, chat_ids};
+use crate::openapi;
 use crate::page;
 use crate::reply;
 use crate::server::Shared;
@@ -55,6 +56,7 @@ pub fn router(shared: Arc<Shared>) -> Router {
         .route("/live", get(live))
         .route("/health", get(health))
         .route("/version", get(version))
+        .route("/openapi.json", get(|| async { Json(openapi::document()) }))
         .route("/metrics", get(metrics))
         .merge(api)
         .fallback(|| async {

@@ -145,3 +145,127 @@ fn lm_evaluation_harness_scores_the_same_twice_alone_and_in_a_crowd() {
     assert!(neighbours > 20, "{neighbours} neighbours are no crowd");
     assert_eq!(crowded, alone);
 }
+
+#[test]
+fn schemathesis_finds_no_failure_in_thousands_of_cases() {
+    let Some(python) = python("schemathesis") else {
+        return;
+    };
+    let folder = folder();
+    let model = crate::worded::worded(&folder);
+    let server = Serving::start(&[
+        "--model",
+        &model,
+        "--protections",
+        "none,invariant",
+        "--max-output-tokens",
+        "16",
+    ]);
+    // What a schema cannot say is refused with 400 all the same: ids beyond the vocabulary, prompts beyond the context.
+    let out = finish(
+        Command::new(&python)
+            .args(["-m", "schemathesis.cli", "run"])
+            .arg(format!("http://{}/openapi.json", server.address))
+            .args([
+                "--checks",
+                "all",
+                "--exclude-checks",
+                "positive_data_acceptance",
+            ])
+            .args(["--phases", "examples,fuzzing", "--max-examples", "700"])
+            .args(["--generation-deterministic", "--no-color", "--workers", "2"])
+            .current_dir(folder.path()),
+    );
+    println!("{out}");
+    let cases = out.lines().find_map(|l| l.trim().split_once(" generated"));
+    let cases: u32 = cases.expect("a count").0.parse().expect("a number");
+    assert!(cases > 2000, "{cases} cases");
+}
+
+#[test]
+fn the_openai_package_is_answered_and_refused_as_it_expects() {
+    let Some(python) = python("openai") else {
+        return;
+    };
+    let folder = folder();
+    let model = crate::worded::worded(&folder);
+    let keys = file(&folder, "keys", "right\n");
+    let server = Serving::start(&[
+        "--model",
+        &model,
+        "--protections",
+        "none,invariant",
+        "--api-keys",
+        &keys,
+    ]);
+    let out = finish(Command::new(&python).args([&script("openai_client.py"), &server.address]));
+    let report: Value = serde_json::from_str(&out).expect("JSON");
+    assert!(report["checks"].as_u64() > Some(80), "{report}");
+    server.wait_until("the request given up is cancelled", || {
+        server.metric("blocklock_requests_running") == 0.0
+    });
+}
+
+#[test]
+fn locust_loads_it_and_a_target_has_one_answer() {
+    let Some(python) = python("locust") else {
+        return;
+    };
+    let folder = folder();
+    let model = crate::worded::worded(&folder);
+    let server = Serving::start(&[
+        "--model",
+        &model,
+        "--protections",
+        "none,invariant",
+        "--served-name",
+        "tiny",
+    ]);
+    let csv = format!("{}/load", text(folder.path()));
+    finish(
+        Command::new(&python)
+            .args([
+                "-m",
+                "locust",
+                "-f",
+                &script("locustfile.py"),
+                "--headless",
+                "--only-summary",
+            ])
+            .args([
+                "--users",
+                "24",
+                "--spawn-rate",
+                "24",
+                "--run-time",
+                "8s",
+                "--stop-timeout",
+                "20",
+            ])
+            .args(["--csv", &csv, "--exit-code-on-error", "1"])
+            .env("BLOCKLOCK_URL", format!("http://{}", server.address)),
+    );
+    let stats = std::fs::read_to_string(format!("{csv}_stats.csv")).expect("statistics");
+    let line = stats
+        .lines()
+        .find(|l| l.contains("Aggregated"))
+        .expect("a total");
+    let column = |name: &str| -> f64 {
+        let at = stats
+            .lines()
+            .next()
+            .and_then(|h| h.split(',').position(|c| c == name));
+        let value = line
+            .split(',')
+            .nth(at.expect("the column"))
+            .expect("a value");
+        value.parse().expect("a number")
+    };
+    println!(
+        "{} chats, median {} ms",
+        column("Request Count"),
+        column("Median Response Time")
+    );
+    assert!(column("Request Count") > 100.0, "{line}");
+    assert_eq!(column("Failure Count"), 0.0, "{line}");
+}

@@ -50,7 +50,7 @@ check(len(tokens) == 24 and all(len(t.top_logprobs) == 20 for t in tokens), "Top
 for token in tokens:
     check(token.logprob <= 0 and token.top_logprobs[0].logprob >= token.logprob, token)
     check(token.top_logprobs[0].model_extra["logit_bits"].startswith("0x"), token)
-# check(bytes(b for t in tokens for b in t.bytes).decode(errors="replace") == choice.message.content, "bytes spell the answer")
+check(bytes(b for t in tokens for b in t.bytes).decode(errors="replace") == choice.message.content, "bytes spell the answer")
 
 text, streamed, usage, finish = "", [], None, None
 for chunk in ask(stream=True, stream_options={"include_usage": True}):

@@ -130,7 +130,7 @@ impl Settings {
         // What the device computes natively, and how many tokens fill it.
         let (native, budget) = match name(&device.value)? {
             DeviceName::Cpu | DeviceName::Hostile(_) => (ProfileArg::IeeeF32, 512),
-            DeviceName::Cuda(_) => (ProfileArg::HopperBf16, 4096),
+            DeviceName::Cuda(_) => (ProfileArg::HopperBf16, 8192),
         };
         let locked = engine::LockedConfig::default();
         let ladder = |rungs: &[usize]| rungs.iter().map(|&r| r as u32).collect::<Vec<_>>();

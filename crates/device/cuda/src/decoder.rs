@@ -2,7 +2,7 @@
 
 use crate::attention::{Attention, Heads as HeadSizes, Plan, Run};
 use crate::gpu::{Buffer, Gpu};
-use crate::launch::{self, Linear};
+use crate::launch::{self, Gated, Linear};
 use crate::weights::{Loaded, Matrix};
 use crate::{CublasLt, CudaError, pages};
 use device::{
@@ -27,6 +27,8 @@ pub struct CudaDevice {
     kv: Buffer,
     kv_blocks: usize,
     tables: Vec<Table>,
+    /// Of the model's activation function.
+    activation: Buffer,
     pub(crate) scratch: Option<Scratch>,
     /// The vendor's products, or why there are none.
     products: std::result::Result<CublasLt, String>,
@@ -92,7 +94,9 @@ impl CudaDevice {
             * pages::start(kv_blocks, false, 0, config.kv_heads, config.head_dim);
         let kv = gpu.alloc(bytes, "keys and values")?;
         gpu.fill(&kv, 0, bytes, 0)?;
+        let gelu = config.activation == Activation::GeluTanh;
         Ok(Self {
+            activation: launch::activation_table(&gpu, gelu)?,
             config,
             weights: loaded,
             kv,
@@ -346,14 +350,15 @@ impl CudaDevice {
                 eps,
             )?;
             linear(&w.gate_up, None, &s.a, &s.gate_up)?;
-            launch::activation(
-                gpu,
-                &s.gate_up,
-                &s.act,
-                rows,
-                c.ffn,
-                c.activation == Activation::GeluTanh,
-            )?;
+            let gated = Gated {
+                gate_up: &s.gate_up,
+                y: &s.act,
+                tokens: rows,
+                width: c.ffn,
+                gelu: c.activation == Activation::GeluTanh,
+                table: &self.activation,
+            };
+            gated.run(gpu, gated.best())?;
             linear(&w.down, None, &s.act, &s.b)?;
             branch = Some(post(gpu, w.post_ffn_norm.as_ref(), &s.b, &s.post, rows, c)?);
         }

@@ -98,7 +98,29 @@ pub static UNITS: &[Unit] = &[
     unit!("embed", "embed.cu", &[], false, "embed", 0),
     unit!("norm", "norm.cu", &[], false, "norm_rows", 0),
     unit!("heads", "heads.cu", &[], false, "heads", 0),
-    unit!("activation", "activation.cu", &[], false, "activation", 0),
+    Unit {
+        name: "activation",
+        source: include_str!("../kernels/activation.cu"),
+        defines: &[],
+        hot: true,
+        kernels: &[
+            Kernel {
+                name: "activation",
+                entry: "activation",
+                dynamic: 0,
+            },
+            Kernel {
+                name: "activation_table",
+                entry: "activation_table",
+                dynamic: 0,
+            },
+            Kernel {
+                name: "activation_many",
+                entry: "activation_many",
+                dynamic: 128 << 10,
+            },
+        ],
+    },
     Unit {
         name: "logits",
         source: include_str!("../kernels/logits.cu"),

@@ -290,6 +290,10 @@ impl Heads<'_> {
         for list in [self.slots, self.clear, self.positions] {
             holds(list, 0, t * 4, "a list of tokens")?;
         }
+        let lanes = match d.is_multiple_of(16) {
+            true => (d / 8).next_power_of_two(),
+            false => 32,
+        };
         let args = Args::new()
             .buffer(self.qkv)
             .buffer(self.q)
@@ -304,38 +308,82 @@ impl Heads<'_> {
             .int(self.heads)
             .int(self.kv_heads)
             .int(d)
+            .int(lanes)
             .float(self.eps);
         // SAFETY: the signature of heads; the caller answers for slots and positions.
         unsafe {
-            let blocks = (self.heads + self.kv_heads).div_ceil(4);
+            let blocks = ((self.heads + self.kv_heads) * lanes).div_ceil(128);
             gpu.launch("heads", Shape::new(blocks, 128).by(t), &args)
         }
     }
 }
 
+/// An activation function's values for every bf16, by bits.
+pub fn activation_table(gpu: &Gpu, gelu: bool) -> Result<Buffer> {
+    let table = gpu.alloc(2 << 16, "a table")?;
+    let args = Args::new().buffer(&table).int(usize::from(gelu));
+    // SAFETY: the signature of activation_table, which writes 2^16 values.
+    unsafe { gpu.launch("activation_table", Shape::new(512, 128), &args)? };
+    Ok(table)
+}
+
 /// `y = act(gate) · up` from `[tokens][2][width]`.
-pub fn activation(
-    gpu: &Gpu,
-    gate_up: &Buffer,
-    y: &Buffer,
-    tokens: usize,
-    width: usize,
-    gelu: bool,
-) -> Result<()> {
-    holds(gate_up, 0, tokens * width * 4, "gates")?;
-    holds(y, 0, tokens * width * 2, "results")?;
-    let args = Args::new()
-        .buffer(gate_up)
-        .buffer(y)
-        .int(width)
-        .int(usize::from(gelu));
-    // SAFETY: the signature of activation; sizes checked above.
-    unsafe {
-        gpu.launch(
-            "activation",
-            Shape::new(width.div_ceil(512), 128).by(tokens),
-            &args,
-        )
+pub struct Gated<'a> {
+    /// Gates and ups.
+    pub gate_up: &'a Buffer,
+    /// Results.
+    pub y: &'a Buffer,
+    /// Rows.
+    pub tokens: usize,
+    /// Elements a row of y.
+    pub width: usize,
+    /// gelu_tanh, not silu.
+    pub gelu: bool,
+    /// Its [`activation_table`].
+    pub table: &'a Buffer,
+}
+
+impl Gated<'_> {
+    /// The kernels that can do it.
+    pub fn kernels(width: usize) -> Vec<&'static str> {
+        match width.is_multiple_of(8) {
+            true => vec!["activation", "activation_many"],
+            false => vec!["activation"],
+        }
+    }
+
+    /// The fastest kernel.
+    pub fn best(&self) -> &'static str {
+        // Filling shared memory with the table takes microseconds.
+        match self.width.is_multiple_of(8) && self.tokens * self.width >= 1 << 22 {
+            true => "activation_many",
+            false => "activation",
+        }
+    }
+
+    /// Launches it on one of [`Gated::kernels`].
+    pub fn run(&self, gpu: &Gpu, kernel: &'static str) -> Result<()> {
+        let (tokens, width) = (self.tokens, self.width);
+        holds(self.gate_up, 0, tokens * width * 4, "gates")?;
+        holds(self.y, 0, tokens * width * 2, "results")?;
+        holds(self.table, 0, 2 << 16, "a table")?;
+        refuse(Self::kernels(width).contains(&kernel), || {
+            format!("{kernel} cannot do rows of {width}")
+        })?;
+        let args = Args::new().buffer(self.gate_up).buffer(self.y);
+        if kernel == "activation_many" {
+            refuse(u32::try_from(tokens * width / 8).is_ok(), || {
+                format!("{tokens} rows of {width} at once")
+            })?;
+            let args = args.buffer(self.table).int(width).int(tokens);
+            let shape = Shape::new(gpu.multiprocessors(), 1024).shared(128 << 10);
+            // SAFETY: the signature of activation_many; sizes checked above.
+            return unsafe { gpu.launch(kernel, shape, &args) };
+        }
+        let args = args.int(width).int(usize::from(self.gelu));
+        let shape = Shape::new(width.div_ceil(512), 128).by(tokens);
+        // SAFETY: the signature of activation; sizes checked above.
+        unsafe { gpu.launch(kernel, shape, &args) }
     }
 }
 

@@ -176,14 +176,20 @@ impl<'a> CudaOps<'a> {
         })
     }
 
-    fn activated(&self, c: &Gated) -> Result<Vec<bf16>> {
+    fn activated(&self, c: &Gated, kernel: &'static str) -> Result<Vec<bf16>> {
         let gpu = self.gpu;
         let tokens = c.gate_up.len() / (2 * c.width);
-        let gate_up = gpu.upload(&c.gate_up, "gates")?;
         let n = tokens * c.width;
-        let y = self.poisoned(n * 2)?;
-        launch::activation(gpu, &gate_up, &y, tokens, c.width, c.gelu)?;
-        gpu.download(&y, n)
+        let job = launch::Gated {
+            gate_up: &gpu.upload(&c.gate_up, "gates")?,
+            y: &self.poisoned(n * 2)?,
+            tokens,
+            width: c.width,
+            gelu: c.gelu,
+            table: &launch::activation_table(gpu, c.gelu)?,
+        };
+        job.run(gpu, kernel)?;
+        gpu.download(job.y, n)
     }
 
     fn one_attention(&self, c: &Attention, kernel: &'static str) -> Result<Vec<bf16>> {
@@ -341,7 +347,15 @@ impl HopperOps for CudaOps<'_> {
         text(self.turned(c))
     }
     fn gated(&mut self, c: &Gated) -> std::result::Result<Vec<bf16>, String> {
-        text(self.activated(c))
+        let kernels = match self.plain {
+            true => vec!["activation"],
+            false => launch::Gated::kernels(c.width),
+        };
+        let bits = |y: bf16| match y.is_nan() {
+            true => 0x7fff,
+            false => u32::from(y.to_bits()),
+        };
+        same(kernels, |kernel| self.activated(c, kernel), bits)
     }
     fn attention(&mut self, c: &Attention) -> std::result::Result<Vec<bf16>, String> {
         self.all_attention(c)

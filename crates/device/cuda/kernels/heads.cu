@@ -102,7 +102,6 @@ __device__ __forceinline__ void wide(const bf* in, const float4 (&ws)[2], bool n
 extern "C" __global__ void __launch_bounds__(128) heads(const bf* qkv, bf* qo, u8* pool, const int* slot, const int* clear,
     const int* position, const float* cosines, const float* sines, const float* qw, const float* kw, int hq, int hkv, int d, int lanes, float eps) {
   __shared__ float x[4][256];
-  let_next_start();
   const int first = (blockIdx.x * 128 + threadIdx.x) / lanes, l = threadIdx.x & (lanes - 1), t = blockIdx.y, half = d / 2;
   // Lists, tables and weights are written by no kernel: they are read while the kernel before still runs.
   const bool none = first >= hq + hkv, fast = d % 16 == 0;
@@ -124,6 +123,8 @@ extern "C" __global__ void __launch_bounds__(128) heads(const bf* qkv, bf* qo, u
     place.v = place.k + (size_t)hkv * PAGE(d);
   }
   wait_for_previous();
+  // Not before: attention started beside the product before would crowd on the multiprocessors that the product leaves free.
+  let_next_start();
   const bool keep = !none && (query || at >= 0);
   const bf* in = qkv + ((size_t)t * (hq + 2 * hkv) + h) * d;
   bf* out = query ? qo + ((size_t)t * hq + h) * d : 0;

@@ -20,6 +20,7 @@ mod profiles;
 mod pull;
 mod real;
 mod serve;
+mod serve_cases;
 mod serve_json;
 mod serve_tools;
 mod serving;

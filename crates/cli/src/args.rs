@@ -379,6 +379,10 @@ pub struct BenchArgs {
     #[arg(long, value_name = "LIST", value_delimiter = ',', conflicts_with = "sequences",
           value_parser = clap::value_parser!(u32).range(0..=1023))]
     pub beside: Vec<u32>,
+    /// Measure what HTTP adds to one request and to one streamed token instead: the engine alone and through a server on
+    /// this machine, in turns
+    #[arg(long, conflicts_with_all = ["sequences", "beside"])]
+    pub http: bool,
     /// Prompt tokens of each
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub prompt_tokens: u32,

@@ -5,7 +5,7 @@ use crate::certificates::Certificates;
 use crate::output::{self, note};
 use crate::session::{KvNeed, Opened, Session};
 use crate::settings::Settings;
-use crate::{Outcome, bench_beside, progress};
+use crate::{Outcome, bench_beside, bench_http, progress};
 use anyhow::{Context, Result, bail};
 use audit::{median, random_prompt};
 use device::BLOCK_TOKENS;
@@ -72,6 +72,7 @@ pub fn run(global: &Global, args: &BenchArgs) -> Result<Outcome> {
         );
     }
     let at_once = match args.beside.is_empty() {
+        _ if args.http => vec![2], // the next may come before the last one's blocks are free
         true => args.sequences.clone(),
         false => args.beside.iter().map(|n| n + 1).collect(),
     };
@@ -101,6 +102,10 @@ pub fn run(global: &Global, args: &BenchArgs) -> Result<Outcome> {
             args.repeats,
             settings.threads.value
         ));
+    }
+    if args.http {
+        bench_http::run(global, &settings, &session, &protections, args)?;
+        return Ok(Outcome::Done);
     }
     if !args.beside.is_empty() {
         let plan = bench_beside::Plan {

@@ -5,6 +5,7 @@ mod args;
 mod batch;
 mod bench;
 mod bench_beside;
+mod bench_http;
 mod certificates;
 mod check;
 mod download;

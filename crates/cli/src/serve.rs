@@ -8,7 +8,7 @@ use crate::settings::Settings;
 use crate::{Outcome, identity};
 use anyhow::{Context, Result, bail};
 use engine::certify::Certificate;
-use engine::{EngineConfig, EngineThread, Protection};
+use engine::{EngineConfig, EngineHandle, EngineThread, Protection};
 use numerics::sample::SamplingParams;
 use serde_json::json;
 use server::{Certified, Options, Promise, Served, Server};
@@ -40,34 +40,10 @@ pub fn run(global: &Global, args: &ServeArgs) -> Result<Outcome> {
     let mut engine = session.engine(config)?;
     certificates.iter().for_each(|c| engine.adopt(c));
     let engine = EngineThread::spawn(engine).context("cannot start the engine's thread")?;
-    let name = args.served_name.clone();
-    let certified = certified(&session, &protections, &certificates);
-    let promises = promises(&session, certificates);
-    let served = Served {
-        engine,
-        name: name.unwrap_or_else(|| session.name().to_string()),
-        facts: session.facts(),
-        kv_tokens: session.host().kv_blocks() * device::BLOCK_TOKENS,
-        numerics_id: session.numerics_id(),
-        environment_id: session.environment_id(),
-        protection: default,
-        protections,
-        certified,
-        promises,
-        version: json!({
-            "version": env!("CARGO_PKG_VERSION"),
-            "build": identity::BUILD,
-            "numerics_version": numerics::NUMERICS_VERSION,
-            "profile": settings.profile().name(),
-            "device": session.host().info().name,
-            "model": session.name(),
-            "numerics_id": session.numerics_id(),
-            "environment_id": session.environment_id(),
-        }),
-        template: None,
-        tokenizer: None,
-        grammars: Default::default(),
-    };
+    let mut served = served(&session, engine, default, protections, certificates);
+    if let Some(name) = &args.served_name {
+        served.name.clone_from(name);
+    }
     let (tokenizer, template) = session.into_text();
     server.ready(Served {
         tokenizer: tokenizer.map(Into::into),
@@ -78,6 +54,41 @@ pub fn run(global: &Global, args: &ServeArgs) -> Result<Outcome> {
     tracing::info!(address = %server.address(), "ready");
     server.wait().context("the server failed")?;
     Ok(Outcome::Done)
+}
+
+/// What is served, but for tokenizer and template.
+pub fn served(
+    session: &Session,
+    engine: EngineHandle,
+    default: Protection,
+    protections: Vec<Protection>,
+    certificates: Vec<Certificate>,
+) -> Served {
+    Served {
+        engine,
+        name: session.name().to_string(),
+        facts: session.facts(),
+        kv_tokens: session.host().kv_blocks() * device::BLOCK_TOKENS,
+        numerics_id: session.numerics_id(),
+        environment_id: session.environment_id(),
+        protection: default,
+        certified: certified(session, &protections, &certificates),
+        protections,
+        promises: promises(session, certificates),
+        version: json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "build": identity::BUILD,
+            "numerics_version": numerics::NUMERICS_VERSION,
+            "profile": session.settings().profile().name(),
+            "device": session.host().info().name,
+            "model": session.name(),
+            "numerics_id": session.numerics_id(),
+            "environment_id": session.environment_id(),
+        }),
+        template: None,
+        tokenizer: None,
+        grammars: Default::default(),
+    }
 }
 
 fn options(args: &ServeArgs) -> Result<Options> {

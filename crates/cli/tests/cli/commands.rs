@@ -411,3 +411,52 @@ fn inspect_says_why_a_source_cannot_run() {
         }
     }
 }
+
+#[test]
+fn bench_measures_what_http_adds() {
+    let args = [
+        "bench",
+        "--model",
+        TINY,
+        "--http",
+        "--prompt-tokens",
+        "9",
+        "--max-tokens",
+        "20",
+        "--repeats",
+        "3",
+        "--protection",
+        "none,rows,invariant",
+    ];
+    let report = json(&[&args[..], &["--json"]].concat());
+    let cells = report["http"].as_array().expect("a list");
+    let names: Vec<&str> = cells
+        .iter()
+        .filter_map(|c| c["protection"].as_str())
+        .collect();
+    assert_eq!(names, ["none", "rows", "invariant"]);
+    for cell in cells {
+        for key in [
+            "one_token_engine_ms",
+            "one_token_http_ms",
+            "stream_engine_ms",
+            "stream_http_ms",
+        ] {
+            assert!(cell[key].as_f64() > Some(0.0), "{key} of {cell}");
+        }
+        assert!(
+            cell["added_per_request_ms"].is_f64() && cell["added_per_streamed_token_us"].is_f64()
+        );
+    }
+    let ran = run(&args);
+    assert!(
+        ran.code == 0 && ran.out.lines().count() == 4,
+        "{}{}",
+        ran.out,
+        ran.err
+    );
+    crate::bad_input::refused(
+        &[&args[..], &["--beside", "1"]].concat(),
+        &["--beside", "--http"],
+    );
+}

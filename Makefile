@@ -20,8 +20,8 @@ demo: ## build, fetch a small model, and check whether its answers depend on wha
 test: ## the whole suite: format, lints, documentation, tests
 	@scripts/test.sh
 
-soak: ## long tests that the suite runs at a smaller size: 30 answers of 4096 tokens, all orders of eight scores, ten minutes of mixed load
-	cargo test --workspace --locked --test cases -- --ignored --nocapture
+soak: ## long tests that the suite runs at a smaller size: 30 answers of 4096 tokens, all orders of eight scores, ten minutes of mixed load, and ten of a storm of HTTP clients
+	cargo test --workspace --locked --test cases --test cli -- --ignored --nocapture
 
 builds: ## the same bits from an unoptimised build, the demo's and a release build (a few minutes each)
 	for profile in plain demo release; do \

@@ -167,21 +167,12 @@ fn context(server: &Serving) -> u64 {
         .expect("a number")
 }
 
-/// Memory of the server, in KiB.
-fn resident(server: &Serving) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", server.child.id()));
-    let status = status.expect("a running process");
-    let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"));
-    let kib = line.and_then(|l| l.trim().strip_suffix(" kB"));
-    kib.and_then(|n| n.parse().ok()).expect("a number")
-}
-
 /// Starts a stream that nobody reads, checks that others are served all the while, and waits until it is cancelled.
 fn nobody_reads(server: &Serving) {
     let alone =
         server.complete(&json!({"prompt": [5, 6], "max_tokens": 8, "temperature": 0, "seed": 0}));
     let body = stream(32, context(server) - 3).to_string();
-    let (before, mut most) = (resident(server), 0);
+    let (before, mut most) = (server.resident(), 0);
     let silent = server.send("POST", "/v1/completions", "", &body);
     server.wait_until("it runs", || {
         server.metric("blocklock_requests_running") > 0.0
@@ -190,7 +181,7 @@ fn nobody_reads(server: &Serving) {
         let beside = server
             .complete(&json!({"prompt": [5, 6], "max_tokens": 8, "temperature": 0, "seed": 0}));
         assert_eq!(beside["choices"], alone["choices"]);
-        most = most.max(resident(server));
+        most = most.max(server.resident());
         server.metric("blocklock_requests_running") + server.metric("blocklock_requests_waiting")
             == 0.0
     });

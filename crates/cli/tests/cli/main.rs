@@ -24,5 +24,6 @@ mod serve_cases;
 mod serve_json;
 mod serve_tools;
 mod serving;
+mod soak;
 mod support;
 mod worded;

@@ -45,7 +45,7 @@ fn generated(protection: &str) -> (Value, Value, Value) {
 }
 
 /// Joins a stream's chunks: token ids and Top-20 bits.
-fn joined(events: &[Value]) -> (Value, Value) {
+pub fn joined(events: &[Value]) -> (Value, Value) {
     let (mut ids, mut top) = (Vec::new(), Vec::new());
     for choice in events.iter().filter_map(|e| e["choices"].get(0)) {
         ids.extend(

@@ -126,6 +126,15 @@ impl Serving {
         }
     }
 
+    /// Its memory, in KiB.
+    pub fn resident(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()));
+        let status = status.expect("a running process");
+        let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"));
+        let kib = line.and_then(|l| l.trim().strip_suffix(" kB"));
+        kib.and_then(|n| n.parse().ok()).expect("a number")
+    }
+
     pub fn signal(&self) {
         let pid = self.child.id().to_string();
         assert!(
@@ -141,6 +150,11 @@ impl Serving {
 pub fn read(mut stream: TcpStream) -> Reply {
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes).expect("a reply");
+    reply(bytes)
+}
+
+/// A reply's parts.
+pub fn reply(bytes: Vec<u8>) -> Reply {
     let text = String::from_utf8(bytes).expect("UTF-8");
     let (head, rest) = text.split_once("\r\n\r\n").expect("a head");
     let status = head

@@ -308,3 +308,20 @@ fn stop_strings_are_found_wherever_tokens_end() {
     }
     assert!(tried >= 10, "only {tried} stop strings in {whole:?}");
 }
+
+#[test]
+fn preempted_and_chunked_answers_are_the_same_bits() {
+    let requests: Vec<Value> = (0..12)
+        .map(|i| target(&prompt(64 + i * 9, i), 300))
+        .collect();
+    let roomy = start(&[]);
+    let alone: Vec<_> = requests.iter().map(|r| bits(&roomy.complete(r))).collect();
+    // 40 blocks of KV, where all at once need 72 and more; and prompts in parts of 48 tokens.
+    let folder = folder();
+    let config = file(&folder, "c.toml", "prefill_chunk = 48\n");
+    let crowded = start(&["--kv-memory", "1280KiB", "--config", &config]);
+    for (reply, alone) in together(&crowded, &requests).iter().zip(&alone) {
+        assert_eq!(&bits(reply), alone);
+    }
+    assert!(crowded.metric("blocklock_preemptions_total") > 0.0);
+}

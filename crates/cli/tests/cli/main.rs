@@ -22,6 +22,7 @@ mod real;
 mod serve;
 mod serve_cases;
 mod serve_json;
+mod serve_life;
 mod serve_tools;
 mod serving;
 mod soak;

@@ -257,7 +257,7 @@ fn shapes_of_any_size_are_shown_without_their_weights() {
     for part in [
         "gemma3: 48 layers",
         "40 layers see 1024 tokens, rope theta 10000.0",
-        "rope theta 1000000.0, scaling Linear { factor: 8.0 }",
+        "rope theta 1000000.0, scaling linear, factor 8",
         "q/k norms, norms behind branches, embedding times 62",
         "11,766,034,176 parameters",
     ] {

@@ -379,7 +379,7 @@ fn what_it_cannot_do_is_refused_in_the_shape_of_the_openai_api() {
         ("POST", "/v1/responses", "{}", 404),
         ("POST", "/v1/load_lora_adapter", "{}", 404),
         ("POST", "/tokenize", r#"{"prompt": "x"}"#, 400),
-        ("GET", "/openapi.json", "", 404),
+        ("GET", "/openapi.yaml", "", 404),
         ("GET", "/v1/completions", "", 405),
     ] {
         let reply = server.call(method, path, body);

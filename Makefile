@@ -1,6 +1,6 @@
 # What there is to do; `make help` lists it.
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak builds aarch64 deny advisories bench
+.PHONY: help demo test soak builds aarch64 deny advisories bench pictures
 
 CARGO_TARGET_DIR ?= target
 BLOCKLOCK := $(CARGO_TARGET_DIR)/demo/blocklock
@@ -41,3 +41,7 @@ advisories: ## dependencies: known vulnerabilities (needs cargo-deny and a netwo
 
 bench: ## blocklock beside llama.cpp, in turns (builds llama.cpp the first time)
 	scripts/bench.sh
+
+pictures: ## draw the pictures of docs/pictures again, with the numbers behind them
+	cargo build --profile demo --locked -p cli
+	for study in drift flips near-ties; do $(BLOCKLOCK) lab $$study --out docs/pictures || exit 1; done

@@ -1,6 +1,7 @@
 //! The command line as typed. Nothing here opens a file or decides anything; each command validates its part into a
 //! plan of its own.
 
+use crate::lab::LabCommand;
 use crate::values;
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use std::path::PathBuf;
@@ -113,6 +114,12 @@ pub enum Command {
     Check(CheckArgs),
     /// Measure prefill and decode at several batch sizes
     Bench(BenchArgs),
+    /// See why bits move: error studies as tables and pictures
+    Lab {
+        /// Which study
+        #[command(subcommand)]
+        command: LabCommand,
+    },
     /// Show a model, its tokenizer and template, the device and the settings in force
     Inspect(InspectArgs),
     /// Fetch a model into the cache folder: the default one, or one of a hub

@@ -15,6 +15,7 @@ mod identity;
 mod input;
 mod inspect;
 mod kernels;
+mod lab;
 mod log;
 mod output;
 mod progress;
@@ -69,6 +70,7 @@ fn run(cli: Cli) -> anyhow::Result<Outcome> {
         Command::Serve(args) => serve::run(&cli.global, &args),
         Command::Check(args) => check::run(&cli.global, &args),
         Command::Bench(args) => bench::run(&cli.global, &args),
+        Command::Lab { command } => lab::run(&cli.global, &command),
         Command::Inspect(args) => inspect::run(&cli.global, &args),
         Command::Pull(args) => pull::run(&cli.global, &args),
         Command::Selftest(args) => selftest::run(&cli.global, &args),
@@ -95,6 +97,22 @@ fn fail(message: &str) -> ExitCode {
     ExitCode::from(2)
 }
 
+/// What may follow the commands given.
+fn missing_command() -> String {
+    let all = Cli::command();
+    let (mut at, mut name) = (&all, "blocklock".to_string());
+    for word in std::env::args().skip(1) {
+        if let Some(next) = at.find_subcommand(&word) {
+            (at, name) = (next, format!("{name} {word}"));
+        }
+    }
+    let allowed: Vec<&str> = at.get_subcommands().map(|c| c.get_name()).collect();
+    format!(
+        "no command given; allowed: {} (see {name} --help)",
+        allowed.join(", ")
+    )
+}
+
 /// Help and versions go to standard output; a wrong call is one line like every other error.
 fn usage(error: clap::Error) -> ExitCode {
     use clap::error::ErrorKind;
@@ -104,9 +122,9 @@ fn usage(error: clap::Error) -> ExitCode {
             let _ = output::print(&text);
             ExitCode::SUCCESS
         }
-        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => fail(
-            "no command given; allowed: generate, serve, check, bench, inspect, pull, selftest, kernels, completions (see blocklock --help)",
-        ),
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => {
+            fail(&missing_command())
+        }
         _ => {
             let text = text.strip_prefix("error: ").unwrap_or(&text);
             let end = text

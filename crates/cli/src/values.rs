@@ -72,6 +72,38 @@ pub fn bias(text: &str) -> Result<(u32, f32), String> {
     Ok((id, float(bias.trim(), -1e6, 1e6)?))
 }
 
+/// A relative gap.
+pub fn gap(text: &str) -> Result<f64, String> {
+    above_zero(text, 1.0)
+}
+
+/// Odds of one step.
+pub fn odds(text: &str) -> Result<f64, String> {
+    above_zero(text, 1.0)
+}
+
+/// How many standard deviations up.
+pub fn height(text: &str) -> Result<f64, String> {
+    above_zero(text, 100.0)
+}
+
+/// A standard deviation of a logarithm.
+pub fn spread(text: &str) -> Result<f64, String> {
+    double(text)
+        .filter(|x| (0.0..=5.0).contains(x))
+        .ok_or_else(|| "a number from 0 to 5 is allowed".into())
+}
+
+fn above_zero(text: &str, high: f64) -> Result<f64, String> {
+    double(text)
+        .filter(|x| (1e-15..=high).contains(x))
+        .ok_or_else(|| format!("a number from 1e-15 to {high} is allowed"))
+}
+
+fn double(text: &str) -> Option<f64> {
+    text.parse().ok()
+}
+
 fn float(text: &str, low: f32, high: f32) -> Result<f32, String> {
     text.parse::<f32>()
         .ok()

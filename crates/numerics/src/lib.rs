@@ -16,6 +16,7 @@ pub mod philox;
 pub mod rope;
 pub mod sample;
 pub mod select;
+pub mod studies;
 pub mod weight;
 
 /// Version of NUMERICS.md that this crate implements. Bits may change only together with it.

@@ -11,6 +11,7 @@ mod deploy;
 mod generate;
 mod hostile;
 mod kernels;
+mod lab;
 mod limits;
 mod locked;
 mod logs;

@@ -72,6 +72,14 @@ pub fn bias(text: &str) -> Result<(u32, f32), String> {
     Ok((id, float(bias.trim(), -1e6, 1e6)?))
 }
 
+/// A whole number of a range.
+pub fn whole<const LOW: u64, const HIGH: u64>(text: &str) -> Result<u64, String> {
+    text.parse()
+        .ok()
+        .filter(|n| (LOW..=HIGH).contains(n))
+        .ok_or_else(|| format!("a whole number from {LOW} to {HIGH} is allowed"))
+}
+
 /// A relative gap.
 pub fn gap(text: &str) -> Result<f64, String> {
     above_zero(text, 1.0)
@@ -132,6 +140,19 @@ mod tests {
         ] {
             assert!(size(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn whole_numbers_and_shares() {
+        assert_eq!(whole::<1, 9>("9"), Ok(9));
+        for bad in ["0", "10", "-1", "1.5", "", "x"] {
+            assert!(whole::<1, 9>(bad).is_err(), "{bad}");
+        }
+        assert_eq!((gap("1e-9"), spread("0")), (Ok(1e-9), Ok(0.0)));
+        for bad in ["0", "-1", "NaN", "inf", "1e-20", "1.1", ""] {
+            assert!(gap(bad).is_err() && odds(bad).is_err(), "{bad}");
+        }
+        assert!(height("0").is_err() && spread("-1").is_err() && spread("6").is_err());
     }
 
     #[test]

@@ -3,8 +3,8 @@
 use super::plot::{Axis, Line, Plot, Series};
 use super::report::{Cell, Folder, Report, Table, percent};
 use super::{ArithmeticArg, LabArgs, samples, whole_steps};
-use crate::Outcome;
 use crate::args::Global;
+use crate::{Outcome, values};
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use numerics::studies::random::{Random, Study};
@@ -46,7 +46,7 @@ pub struct DriftArgs {
     )]
     pub arithmetic: Vec<ArithmeticArg>,
     /// Inputs: pairs of random vectors
-    #[arg(long, value_name = "N", default_value_t = 3000, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
+    #[arg(long, value_name = "N", default_value_t = 3000, value_parser = values::whole::<1, 10_000_000>)]
     pub inputs: u64,
     /// Seed and files.
     #[command(flatten)]

@@ -32,10 +32,10 @@ pub struct FlipsArgs {
     /// Relative gaps between the two candidates
     #[arg(long, value_name = "LIST", value_delimiter = ',',
           default_value = "1e-2,1e-3,1e-4,1e-5,3e-6,1e-6,3e-7,1e-7,3e-8,1e-8,1e-9",
-          value_parser = values::gap)]
+          value_parser = values::gap, allow_hyphen_values = true)]
     pub gaps: Vec<f64>,
     /// Scores of the better candidate, in standard deviations of a random one's
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,4.4", value_parser = values::height)]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,4.4", value_parser = values::height, allow_hyphen_values = true)]
     pub heights: Vec<f64>,
     /// Arithmetics
     #[arg(
@@ -46,10 +46,10 @@ pub struct FlipsArgs {
     )]
     pub arithmetic: Vec<ArithmeticArg>,
     /// Pairs of candidates at each gap
-    #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
+    #[arg(long, value_name = "N", default_value_t = 2000, value_parser = values::whole::<1, 10_000_000>)]
     pub trials: u64,
     /// Plain random inputs, nothing planted, to try as well
-    #[arg(long, value_name = "N", default_value_t = 600, value_parser = clap::value_parser!(u64).range(0..=10_000_000))]
+    #[arg(long, value_name = "N", default_value_t = 600, value_parser = values::whole::<0, 10_000_000>)]
     pub plain: u64,
     /// Candidates of a plain input
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(2..=100_000))]

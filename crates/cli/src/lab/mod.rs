@@ -9,7 +9,7 @@ mod plot;
 mod report;
 
 use crate::args::Global;
-use crate::{Outcome, progress};
+use crate::{Outcome, progress, values};
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, Subcommand, ValueEnum, ValueHint};
 use indicatif::ProgressBar;
@@ -35,7 +35,7 @@ pub enum LabCommand {
 #[derive(Debug, Args, Clone, Serialize)]
 pub struct LabArgs {
     /// Seed of every random number; the same seed gives the same bits
-    #[arg(long, value_name = "SEED", default_value_t = 0)]
+    #[arg(long, value_name = "SEED", default_value_t = 0, value_parser = values::whole::<0, { u64::MAX }>)]
     pub seed: u64,
     /// Write pictures (SVG) and tables (CSV) into this folder
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]

@@ -21,17 +21,17 @@ use serde::Serialize;
     The relative gap is (first - second) / |first|.")]
 pub struct NearTiesArgs {
     /// Scores in the vocabulary
-    #[arg(long, value_name = "N", default_value_t = 150_000, value_parser = clap::value_parser!(u64).range(2..=1_000_000_000))]
+    #[arg(long, value_name = "N", default_value_t = 150_000, value_parser = values::whole::<2, 1_000_000_000>)]
     pub vocab: u64,
     /// Steps to simulate: their two best scores are drawn from their own distribution
-    #[arg(long, value_name = "N", default_value_t = 2_000_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
+    #[arg(long, value_name = "N", default_value_t = 2_000_000, value_parser = values::whole::<1, 1_000_000_000>)]
     pub samples: u64,
     /// Steps to simulate score by score, as a check of the other two
-    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = values::whole::<0, 1_000_000>)]
     pub every_score: u64,
     /// Relative gaps
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1e-2,1e-3,1e-4,1e-5,1e-6,1e-7,1e-8",
-          value_parser = values::gap)]
+          value_parser = values::gap, allow_hyphen_values = true)]
     pub gaps: Vec<f64>,
     /// Seed and files.
     #[command(flatten)]

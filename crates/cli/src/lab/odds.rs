@@ -21,23 +21,23 @@ use serde::Serialize;
     A step is one chance to flip. The answer's odds are 1 - (1 - p)^(layers x products x tokens).")]
 pub struct OddsArgs {
     /// Odds that one step flips
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "2e-7,2e-6,2e-5", value_parser = values::odds)]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "2e-7,2e-6,2e-5", value_parser = values::odds, allow_hyphen_values = true)]
     pub step_odds: Vec<f64>,
     /// Layers of the model
-    #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    #[arg(long, value_name = "N", default_value_t = 60, value_parser = values::whole::<1, 100_000>)]
     pub layers: u64,
     /// Products in a layer that are a chance each
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = values::whole::<1, 100_000>)]
     pub products: u64,
     /// Tokens of an answer
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "10,50,100,200,500,1000,2000,5000,10000",
-          value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
+          value_parser = values::whole::<1, 1_000_000_000>)]
     pub tokens: Vec<u64>,
     /// How unequal answers are: standard deviation of the logarithm of their odds; 0: all alike
-    #[arg(long, value_name = "SD", default_value_t = 0.0, value_parser = values::spread)]
+    #[arg(long, value_name = "SD", default_value_t = 0.0, value_parser = values::spread, allow_hyphen_values = true)]
     pub spread: f64,
     /// Answers to simulate
-    #[arg(long, value_name = "N", default_value_t = 200_000, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
+    #[arg(long, value_name = "N", default_value_t = 200_000, value_parser = values::whole::<1, 100_000_000>)]
     pub answers: u64,
     /// Seed and files.
     #[command(flatten)]

@@ -72,7 +72,9 @@ pub struct Answer {
     /// Where the answer may call tools; and calls so far.
     calls: Option<CallScanner>,
     called: usize,
-    /// The prompt where it is echoed, and how many of its tokens were reported.
+    /// Each token has an entry.
+    reported: bool,
+    /// The prompt where it is echoed.
     echoed: Option<Vec<u32>>,
     offset: usize,
     /// Tokens generated.
@@ -91,13 +93,20 @@ pub fn token_text(tokenizer: Option<&Tokenizer>, id: u32) -> String {
 }
 
 impl Answer {
-    /// An answer that ends before any of `stop`, and begins with a prompt where that is echoed.
-    pub fn new(tokenizer: Option<&Tokenizer>, stop: &[String], echoed: Option<Vec<u32>>) -> Self {
+    /// An answer that ends before any of `stop`, and begins with a prompt where that is echoed. Where its tokens are not
+    /// `reported`, pieces have text only.
+    pub fn new(
+        tokenizer: Option<&Tokenizer>,
+        stop: &[String],
+        echoed: Option<Vec<u32>>,
+        reported: bool,
+    ) -> Self {
         let mut answer = Self {
             decoder: tokenizer.map(|_| StreamDecoder::new(true)),
             scanner: StopScanner::new(stop),
             calls: None,
             called: 0,
+            reported,
             echoed: None,
             offset: 0,
             generated: 0,
@@ -105,7 +114,7 @@ impl Answer {
             finish: None,
             waiting: Vec::new(),
         };
-        if let Some(prompt) = echoed {
+        if let Some(prompt) = echoed.filter(|_| reported) {
             let first = prompt.first().copied();
             first.iter().for_each(|&t| {
                 let entry = answer.entry(tokenizer, t, None);
@@ -183,9 +192,10 @@ impl Answer {
                 }
             }
             Event::Token { token, row, .. } => {
-                piece.entries = std::mem::take(&mut self.waiting);
-                let entry = self.entry(tokenizer, token, Some(row));
-                piece.entries.push(entry);
+                if self.reported {
+                    piece.entries = std::mem::take(&mut self.waiting);
+                    piece.entries.push(self.entry(tokenizer, token, Some(row)));
+                }
                 self.generated += 1;
                 let text = match (&mut self.decoder, tokenizer) {
                     (Some(decoder), Some(tokenizer)) => decoder.push(tokenizer, token),

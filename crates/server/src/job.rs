@@ -15,11 +15,15 @@ use axum::http::StatusCode;
 use engine::{EngineHandle, Event, Protection, Refusal, Request, RequestId, SubmitError};
 use model::RenderOptions;
 use numerics::sample::SamplingParams;
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
 use std::time::Instant;
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::{Receiver, channel, error::TrySendError};
+use tokio::time::{Sleep, sleep_until};
 
 /// See the module's page.
 pub struct Job {
@@ -35,7 +39,7 @@ pub struct Job {
     account: Arc<Account>,
     events: Events,
     running: Running,
-    deadline: Instant,
+    deadline: Pin<Box<Sleep>>,
 }
 
 /// Events of all choices, each with its index.
@@ -109,7 +113,8 @@ impl Job {
                     let answers = each_choice(&prompts, &asked)
                         .map(|(prompt, _)| {
                             let echoed = asked.echo.then(|| prompt.to_vec());
-                            Answer::new(tokenizer, &asked.stop, echoed)
+                            let reported = asked.logprobs.is_some() || asked.token_ids;
+                            Answer::new(tokenizer, &asked.stop, echoed, reported)
                                 .calling(calls(&asked, family))
                         })
                         .collect();
@@ -123,7 +128,7 @@ impl Job {
                         account,
                         events,
                         running,
-                        deadline: start + options.request_time,
+                        deadline: Box::pin(sleep_until((start + options.request_time).into())),
                     });
                 }
                 Err(Refused::Engine(SubmitError::Refused(
@@ -237,23 +242,44 @@ impl Job {
 
     /// What happens next, and to which choice; `None` after the last choice's end.
     pub async fn next(&mut self) -> Option<Result<(usize, Piece), ApiError>> {
+        poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    /// The same, where somebody polls.
+    pub fn poll_next(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<(usize, Piece), ApiError>>> {
+        let Some(open) = self.answers.iter().position(|a| a.finish.is_none()) else {
+            return Poll::Ready(None);
+        };
+        let event = match self.events.receiver.poll_recv(cx) {
+            Poll::Ready(event) => event,
+            Poll::Pending if self.deadline.as_mut().poll(cx).is_ready() => {
+                let piece = self.time_is_over(open);
+                return Poll::Ready(Some(Ok((open, piece))));
+            }
+            Poll::Pending => return Poll::Pending,
+        };
+        Poll::Ready(Some(self.take(event)))
+    }
+
+    /// Ends an answer as far as it has come.
+    fn time_is_over(&mut self, choice: usize) -> Piece {
+        self.running.engine.cancel(self.running.ids[choice]);
+        self.account.finished(choice, Finish::Timeout.name());
+        self.answers[choice].end(self.served.tokenizer.as_deref(), Finish::Timeout)
+    }
+
+    /// Takes an event of the engine's.
+    fn take(&mut self, event: Option<(usize, Event)>) -> Result<(usize, Piece), ApiError> {
         let tokenizer = self.served.tokenizer.as_deref();
-        let open = self.answers.iter().position(|a| a.finish.is_none())?;
-        let event =
-            tokio::time::timeout_at(self.deadline.into(), self.events.receiver.recv()).await;
         if self.events.behind.load(Ordering::Relaxed) {
             let why = "the answer broke off: its reader takes tokens too slowly";
-            return Some(Err(ApiError::broken(why)));
+            return Err(ApiError::broken(why));
         }
-        let (choice, event) = match event {
-            Err(_) => {
-                self.running.engine.cancel(self.running.ids[open]);
-                let piece = self.answers[open].end(tokenizer, Finish::Timeout);
-                self.account.finished(open, Finish::Timeout.name());
-                return Some(Ok((open, piece)));
-            }
-            Ok(None) => return Some(Err(ApiError::broken("the engine ended unexpectedly"))),
-            Ok(Some(event)) => event,
+        let Some((choice, event)) = event else {
+            return Err(ApiError::broken("the engine ended unexpectedly"));
         };
         match &event {
             Event::Admitted { cached_tokens } => self.account.admitted(*cached_tokens),
@@ -266,14 +292,14 @@ impl Job {
             Ok(piece) => piece,
             Err(why) => {
                 self.account.finished(choice, "failed");
-                return Some(Err(self.broke(&why)));
+                return Err(self.broke(&why));
             }
         };
         if let (false, Some(finish)) = (ended, answer.finish) {
             self.account.finished(choice, finish.name());
             self.running.engine.cancel(self.running.ids[choice]); // a stop string; else it has ended
         }
-        Some(Ok((choice, piece)))
+        Ok((choice, piece))
     }
 }
 

@@ -22,6 +22,7 @@ mod served;
 mod server;
 mod stop;
 mod tools;
+mod stream;
 
 pub use connections::LEAST_HEAD;
 pub use grammar::Grammars;

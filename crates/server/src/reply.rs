@@ -1,21 +1,13 @@
-//! Replies in the OpenAI API's shapes, whole or as a stream of chunks.
+//! Replies in the OpenAI API's shapes: whole ones, and what chunks of a stream share with them.
 
 use crate::answer::{Entry, Piece, token_text};
 use crate::ask::{Prompt, Source, random};
 use crate::conversation::now;
 use crate::error::ApiError;
 use crate::job::Job;
-use crate::server::InFlight;
 use axum::Json;
-use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
-use std::convert::Infallible;
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
-
-/// Chunks that may wait for a slow reader; then its answer waits in the engine's channel, bounded by its length.
-const CHUNKS: usize = 16;
 
 /// Waits for all choices.
 pub async fn whole(mut job: Job) -> Result<Response, ApiError> {
@@ -90,128 +82,19 @@ fn message(job: &Job, id: &str, choice: usize, piece: &Piece) -> Value {
     message
 }
 
-/// What of an answer's calls is new.
-fn call_deltas(job: &Job, id: &str, choice: usize, piece: &Piece) -> Vec<Value> {
-    let deltas = piece.calls.iter().map(|part| match &part.name {
-        Some(name) => json!({
-            "index": part.index,
-            "id": call_id(job, id, choice, part.index),
-            "type": "function",
-            "function": {"name": name, "arguments": ""},
-        }),
-        None => json!({"index": part.index, "function": {"arguments": part.arguments}}),
-    });
-    deltas.collect()
-}
-
 /// A call's id: a template may show it to the model later, so that equal answers have equal ones where that is promised.
-fn call_id(job: &Job, id: &str, choice: usize, index: usize) -> String {
+pub fn call_id(job: &Job, id: &str, choice: usize, index: usize) -> String {
     let of = job.promises[choice].key.as_deref().unwrap_or(id);
     let hash = blake3::hash(format!("{of} {choice} {index}").as_bytes()).to_hex();
     format!("call_{}", &hash[..24])
 }
 
-/// Sends chunks as they come. The job ends when the reader goes away.
-pub fn stream(mut job: Job, in_flight: InFlight) -> Response {
-    let (sender, chunks) = mpsc::channel::<Result<Event, Infallible>>(CHUNKS);
-    tokio::spawn(async move {
-        let _in_flight = in_flight;
-        tokio::select! {
-            _ = sender.closed() => {}
-            _ = send_all(&mut job, &sender) => {}
-        }
-    });
-    Sse::new(ReceiverStream::new(chunks))
-        .keep_alive(KeepAlive::default())
-        .into_response()
-}
-
-/// Sends every chunk; an error only says that nobody reads any more.
-async fn send_all(
-    job: &mut Job,
-    sender: &mpsc::Sender<Result<Event, Infallible>>,
-) -> Result<(), mpsc::error::SendError<Result<Event, Infallible>>> {
-    let chat = job.asked.chat();
-    let object = if chat {
-        "chat.completion.chunk"
-    } else {
-        "text_completion"
-    };
-    let id = id(job);
-    let mut template = head(job, &id, object);
-    if job.asked.include_usage {
-        template["usage"] = Value::Null;
-    }
-    let chunk = |choices: Value| {
-        let mut chunk = template.clone();
-        chunk["choices"] = choices;
-        chunk
-    };
-    let event = |value: &Value| Ok(Event::default().data(value.to_string()));
-    for index in 0..job.answers.len() {
-        let mut choice = json!({"index": index});
-        if chat {
-            choice["delta"] = json!({"role": "assistant", "content": ""});
-        } else {
-            choice["text"] = echo(job, index).into();
-        }
-        choice["logprobs"] = Value::Null;
-        choice["finish_reason"] = Value::Null;
-        choice["reproducibility_key"] = json!(job.promises[index].key);
-        let mut first = chunk(json!([choice]));
-        extensions(job, index, &mut first);
-        sender.send(event(&first)).await?;
-    }
-    while let Some(next) = job.next().await {
-        let (index, piece) = match next {
-            Ok(next) => next,
-            Err(error) => {
-                sender.send(event(&error.to_json())).await?;
-                return Ok(());
-            }
-        };
-        let finish = job.answers[index].finish;
-        let reported = job.asked.logprobs.is_some() || job.asked.token_ids;
-        let reports = reported && !piece.entries.is_empty();
-        if piece.text.is_empty() && piece.calls.is_empty() && finish.is_none() && !reports {
-            continue;
-        }
-        let mut choice = json!({"index": index});
-        if chat {
-            choice["delta"] = match piece.text.as_str() {
-                "" => json!({}),
-                text => json!({"content": text}),
-            };
-            if !piece.calls.is_empty() {
-                choice["delta"]["tool_calls"] = call_deltas(job, &id, index, &piece).into();
-            }
-        } else {
-            choice["text"] = piece.text.into();
-        }
-        choice["logprobs"] = match piece.entries.is_empty() {
-            true => Value::Null,
-            false => logprobs(job, &piece.entries),
-        };
-        choice["finish_reason"] = finish.map(|f| f.name()).into();
-        if job.asked.token_ids {
-            choice["token_ids"] = ids(job, index, &piece.entries);
-        }
-        sender.send(event(&chunk(json!([choice])))).await?;
-    }
-    if job.asked.include_usage {
-        let mut last = chunk(json!([]));
-        last["usage"] = usage(job);
-        sender.send(event(&last)).await?;
-    }
-    sender.send(Ok(Event::default().data("[DONE]"))).await
-}
-
-fn id(job: &Job) -> String {
+pub fn id(job: &Job) -> String {
     let kind = if job.asked.chat() { "chatcmpl" } else { "cmpl" };
     format!("{kind}-{:016x}", random())
 }
 
-fn head(job: &Job, id: &str, object: &str) -> Value {
+pub fn head(job: &Job, id: &str, object: &str) -> Value {
     json!({
         "id": id,
         "object": object,
@@ -222,7 +105,7 @@ fn head(job: &Job, id: &str, object: &str) -> Value {
 }
 
 /// What is said beside OpenAI's fields, of the promise that of one choice.
-fn extensions(job: &Job, choice: usize, reply: &mut Value) {
+pub fn extensions(job: &Job, choice: usize, reply: &mut Value) {
     reply["seed"] = job.asked.sampling.seed.into();
     reply["reproducibility"] = promised(job, choice);
     if job.asked.token_ids {
@@ -252,7 +135,7 @@ fn promised(job: &Job, choice: usize) -> Value {
     said
 }
 
-fn usage(job: &Job) -> Value {
+pub fn usage(job: &Job) -> Value {
     let prompt: usize = job.prompts.iter().map(Vec::len).sum();
     let completion: usize = job.answers.iter().map(|a| a.generated).sum();
     let first_of_each = job.answers.iter().step_by(job.asked.n as usize);
@@ -271,7 +154,7 @@ fn prompt_of(job: &Job, choice: usize) -> usize {
 }
 
 /// The prompt's text where it is echoed.
-fn echo(job: &Job, choice: usize) -> String {
+pub fn echo(job: &Job, choice: usize) -> String {
     let (at, ids) = (prompt_of(job, choice), &job.prompts[prompt_of(job, choice)]);
     let given = match &job.asked.source {
         Source::Prompts(prompts) => prompts.get(at),
@@ -286,7 +169,7 @@ fn echo(job: &Job, choice: usize) -> String {
 }
 
 /// Generated tokens; an echoed prompt's are in `prompt_token_ids`.
-fn ids(job: &Job, choice: usize, entries: &[Entry]) -> Value {
+pub fn ids(job: &Job, choice: usize, entries: &[Entry]) -> Value {
     let prompt = match job.asked.echo {
         true => job.prompts[prompt_of(job, choice)].len(),
         false => 0,
@@ -308,7 +191,7 @@ fn reported_prompt(job: &Job, prompt: usize) -> usize {
     }
 }
 
-fn logprobs(job: &Job, entries: &[Entry]) -> Value {
+pub fn logprobs(job: &Job, entries: &[Entry]) -> Value {
     let Some(alternatives) = job.asked.logprobs else {
         return Value::Null;
     };

@@ -10,6 +10,7 @@ use crate::openapi;
 use crate::page;
 use crate::reply;
 use crate::server::Shared;
+use crate::stream::stream;
 use axum::body::{Bytes, to_bytes};
 use axum::extract::{Extension, MatchedPath, Path, Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
@@ -263,7 +264,7 @@ async fn answer(
     // Tokenizing takes time, and the engine answers between steps.
     let job = blocking(move || Job::start(&served, &shared.options, account, read(&body)?)).await?;
     if job.asked.stream {
-        return Ok(reply::stream(job, in_flight));
+        return Ok(stream(job, in_flight));
     }
     reply::whole(job).await
 }

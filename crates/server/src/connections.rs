@@ -1,5 +1,6 @@
 //! Connections: so many at a time, each within limits of time and size.
 
+use crate::explained::Explained;
 use crate::metrics::Metrics;
 use crate::server::Options;
 use axum::Router;
@@ -100,7 +101,7 @@ pub async fn serve(
             }
         };
         let service = TowerToHyperService::new(app.clone());
-        let io = TokioIo::new(Box::pin(timed(stream, options.write_time)));
+        let io = TokioIo::new(Explained::new(timed(stream, options.write_time)));
         let connection = graceful.watch(http.serve_connection(io, service));
         let open = metrics.connections.clone();
         open.inc();
@@ -118,7 +119,7 @@ pub async fn serve(
 
 /// A connection that breaks off when nothing it sends is taken for so long.
 fn timed(stream: TcpStream, write_time: Duration) -> TimeoutStream<TcpStream> {
-    // Chunks of a stream are small, and each is wanted at once.
+    // Events of a stream are small, and each is wanted at once.
     if let Err(e) = stream.set_nodelay(true) {
         tracing::warn!("a connection is slower than it could be: {e}");
     }

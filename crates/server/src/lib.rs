@@ -7,6 +7,7 @@ mod calls;
 mod connections;
 mod conversation;
 mod error;
+mod explained;
 mod fields;
 mod format;
 mod grammar;

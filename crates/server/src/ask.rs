@@ -1,15 +1,13 @@
 //! What a body asks for.
 
-use crate::conversation::{Chat, conversation, day};
+use crate::conversation::Chat;
 use crate::error::ApiError;
 use crate::fields::{Fields, narrow};
 use crate::format::{self, Format};
-use crate::tools::Tools;
 use engine::Protection;
-use model::Message;
 use numerics::sample::SamplingParams;
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 
@@ -130,13 +128,7 @@ pub fn completion(body: &[u8]) -> Result<Asked, ApiError> {
 /// Reads a body of `/v1/chat/completions`.
 pub fn chat(body: &[u8]) -> Result<Asked, ApiError> {
     let mut f = Fields::parse(body)?;
-    let messages: Vec<Message> = f
-        .take("messages")?
-        .ok_or_else(|| ApiError::field("messages", "missing"))?;
-    let messages = conversation(messages)?;
-    let mut variables = f.or("chat_template_kwargs", Map::new())?;
-    let date = day(variables.remove("date"))?;
-    let tools = Tools::read(&mut f)?;
+    let chat = Chat::read(&mut f)?.ok_or_else(|| ApiError::field("messages", "missing"))?;
     let format = format::read(f.take("response_format")?)?;
     f.refuse("modalities", &[json!(["text"])], "only text is supported")?;
     let wanted = f.or("logprobs", false)?;
@@ -146,14 +138,8 @@ pub fn chat(body: &[u8]) -> Result<Asked, ApiError> {
     }
     let logprobs = wanted.then(|| top.unwrap_or(0));
     let longer: Option<u64> = f.take("max_completion_tokens")?;
-    let must_call = tools.must_call();
-    let source = Source::Chat(Chat {
-        messages,
-        variables,
-        tools,
-        date,
-    });
-    let mut asked = common(f, source, logprobs, None, false)?;
+    let must_call = chat.tools.must_call();
+    let mut asked = common(f, Source::Chat(chat), logprobs, None, false)?;
     if asked.ignore_eos && (must_call || format != Format::Text) {
         let why = "an answer held to a response_format or a call ends where that does";
         return Err(ApiError::field("ignore_eos", why));

@@ -1,6 +1,7 @@
 //! Conversations: messages as clients send them and templates want them, tools, and the day.
 
 use crate::error::ApiError;
+use crate::fields::Fields;
 use crate::tools::Tools;
 use model::{Content, DateTime, Message};
 use serde_json::{Map, Value};
@@ -18,6 +19,26 @@ pub struct Chat {
 }
 
 impl Chat {
+    /// Takes the fields of a conversation, if there is one.
+    pub fn read(f: &mut Fields) -> Result<Option<Self>, ApiError> {
+        let messages = f.take("messages")?.map(conversation).transpose()?;
+        let given: Option<Map<String, Value>> = f.take("chat_template_kwargs")?;
+        let tools = Tools::read(f)?;
+        let Some(messages) = messages else {
+            return match given.is_some() || !tools.list.is_empty() {
+                true => Err(ApiError::field("messages", "missing")),
+                false => Ok(None),
+            };
+        };
+        let mut variables = given.unwrap_or_default();
+        Ok(Some(Self {
+            messages,
+            date: day(variables.remove("date"))?,
+            variables,
+            tools,
+        }))
+    }
+
     /// Whether it offers, calls or answers tools.
     pub fn has_tools(&self) -> bool {
         let has = |m: &Message| m.role == "tool" || m.extra.contains_key("tool_calls");
@@ -26,7 +47,7 @@ impl Chat {
 }
 
 /// Checks the messages; text parts are joined, as templates expect a text, and the arguments of calls are read.
-pub fn conversation(mut messages: Vec<Message>) -> Result<Vec<Message>, ApiError> {
+fn conversation(mut messages: Vec<Message>) -> Result<Vec<Message>, ApiError> {
     if messages.is_empty() {
         return Err(ApiError::field("messages", "at least one is needed"));
     }
@@ -126,7 +147,7 @@ fn past_calls(field: &str, calls: &mut Value, called: &mut Vec<String>) -> Resul
 }
 
 /// Today in UTC, from midnight on to midnight one and the same; or the day given, or none (null).
-pub fn day(given: Option<Value>) -> Result<Option<DateTime>, ApiError> {
+fn day(given: Option<Value>) -> Result<Option<DateTime>, ApiError> {
     match given {
         None => Ok(Some(today())),
         Some(Value::Null) => Ok(None),
@@ -141,7 +162,7 @@ pub fn day(given: Option<Value>) -> Result<Option<DateTime>, ApiError> {
 }
 
 /// Today in UTC.
-pub fn today() -> DateTime {
+fn today() -> DateTime {
     DateTime::from_unix(now()).midnight()
 }
 

@@ -84,7 +84,7 @@ impl Job {
             let why = "needs a tokenizer, and this model has none; use stop_token_ids";
             return Err(ApiError::unsupported("stop", why));
         }
-        let family = family(served, &asked)?; // before the template meets what it does not know
+        let family = family(served, asked.conversation())?; // before the template meets what it does not know
         let prompts = prompt_ids(served, &asked)?;
         let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
         let max_tokens = limit(served, options, &asked, longest)?;
@@ -350,9 +350,9 @@ fn prompt_ids(served: &Served, asked: &Asked) -> Result<Vec<Vec<u32>>, ApiError>
     }
 }
 
-/// How the model writes calls, where the conversation has any tools.
-fn family(served: &Served, asked: &Asked) -> Result<Option<Family>, ApiError> {
-    let chat = asked.conversation().filter(|chat| chat.has_tools());
+/// How the model writes calls, where the conversation has any tools; refuses them where it knows none.
+pub fn family(served: &Served, chat: Option<&Chat>) -> Result<Option<Family>, ApiError> {
+    let chat = chat.filter(|chat| chat.has_tools());
     let (Some(chat), Some(template)) = (chat, &served.template) else {
         return Ok(None);
     };

@@ -2,10 +2,10 @@
 
 use crate::account::Account;
 use crate::ask::{self, random};
-use crate::conversation::{Chat, conversation, today};
+use crate::conversation::Chat;
 use crate::error::{ApiError, Code};
 use crate::fields::Fields;
-use crate::job::{Job, chat_ids};
+use crate::job::{Job, chat_ids, family};
 use crate::openapi;
 use crate::page;
 use crate::reply;
@@ -284,7 +284,7 @@ async fn tokenize(State(shared): App, request: Request) -> Answered {
         let _model: Option<String> = f.take("model")?;
         let text: Option<String> = f.take("prompt")?;
         let add_special = f.or("add_special_tokens", true)?;
-        let messages = f.take("messages")?;
+        let chat = Chat::read(&mut f)?;
         f.finish()?;
         let Some(tokenizer) = &served.tokenizer else {
             return Err(ApiError::unsupported(
@@ -292,20 +292,13 @@ async fn tokenize(State(shared): App, request: Request) -> Answered {
                 "this model has no tokenizer",
             ));
         };
-        let ids = match (text, messages) {
+        let ids = match (text, chat) {
             (Some(text), None) => tokenizer
                 .encode(&text, add_special, true)
                 .map_err(|e| ApiError::field("prompt", e))?,
-            (None, Some(messages)) => {
-                let messages = conversation(messages)?;
-                chat_ids(
-                    &served,
-                    &Chat {
-                        messages,
-                        date: Some(today()),
-                        ..Chat::default()
-                    },
-                )?
+            (None, Some(chat)) => {
+                family(&served, Some(&chat))?;
+                chat_ids(&served, &chat)?
             }
             _ => {
                 return Err(ApiError::field(

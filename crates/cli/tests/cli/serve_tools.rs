@@ -206,6 +206,12 @@ fn the_model_decides_where_it_may() {
         "random weights call nothing: {free}"
     );
     // Where it must not call, it is shown no tools: the prompt is the one without.
+    let count = |body: Value| server.post("/tokenize", &body).json()["count"].clone();
+    let messages = &ask(json!({}))["messages"];
+    for (choice, of) in [("auto", &free), ("none", &none)] {
+        let counted = count(json!({"messages": messages, "tools": tools(), "tool_choice": choice}));
+        assert_eq!(counted, of["usage"]["prompt_tokens"]);
+    }
     let mut without = ask(json!({"max_tokens": 20}));
     without.as_object_mut().expect("an object").remove("tools");
     let none = chat(
@@ -531,12 +537,19 @@ fn what_cannot_be_called_is_refused_by_name() {
         );
     }
     // A template that knows no tools.
-    let plain = Serving::start(&[
-        "--model",
-        &chatty(&folder, PLAIN),
-        "--protections",
-        "none,invariant",
-    ]);
+    let plain = with(PLAIN);
+    let messages = &ask(json!({}))["messages"];
+    for (body, param) in [
+        (json!({"messages": messages, "tools": tools()}), "tools"),
+        (json!({"prompt": "x", "tools": tools()}), "messages"),
+    ] {
+        let reply = plain.post("/tokenize", &body);
+        let param = json!(param);
+        assert_eq!(
+            (reply.status, &reply.json()["error"]["param"]),
+            (400, &param)
+        );
+    }
     let mut about = ask(json!({"tools": []}));
     about["messages"] = call("{}");
     for (body, param) in [

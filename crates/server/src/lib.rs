@@ -22,8 +22,8 @@ mod routes;
 mod served;
 mod server;
 mod stop;
-mod tools;
 mod stream;
+mod tools;
 
 pub use connections::LEAST_HEAD;
 pub use grammar::Grammars;

@@ -368,19 +368,7 @@ fn the_image_runs_a_server_whose_health_its_own_check_sees() {
     drop(server);
     assert!(!runs(), "no server is not");
 
-    let mut command = blocklock(&[
-        "serve",
-        "--listen",
-        "127.0.0.1:0",
-        "--model",
-        TINY,
-        "--device",
-        "hostile",
-    ]);
-    let folder = folder();
-    command.env("BLOCKLOCK_LOG", "warn");
-    command.env("BLOCKLOCK_CACHE", folder.path()); // without certificates, so that starting takes a while
-    let starting = Serving::starting(&mut command);
+    let starting = Serving::slowly();
     let own = starting
         .address
         .rsplit(':')

@@ -134,19 +134,7 @@ fn they_say_what_happened() {
 
 #[test]
 fn before_the_model_is_there_they_are_all_at_rest() {
-    let folder = folder();
-    let mut command = blocklock(&[
-        "serve",
-        "--listen",
-        "127.0.0.1:0",
-        "--model",
-        TINY,
-        "--device",
-        "hostile",
-    ]);
-    command.env("BLOCKLOCK_LOG", "warn");
-    command.env("BLOCKLOCK_CACHE", folder.path()); // without certificates, so that starting takes a while
-    let server = Serving::starting(&mut command);
+    let server = Serving::slowly();
     assert_eq!(server.get("/health").status, 503);
     assert_eq!(server.metric("vllm:num_requests_waiting"), 0.0);
     assert_eq!(server.metric("blocklock_steps_total"), 0.0);

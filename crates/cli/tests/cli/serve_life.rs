@@ -129,18 +129,7 @@ fn keys_open_the_api() {
 
 #[test]
 fn while_it_starts_or_drains_it_is_live_and_not_healthy() {
-    let folder = folder();
-    let mut command = blocklock(&[
-        "serve",
-        "--listen",
-        "127.0.0.1:0",
-        "--model",
-        TINY,
-        "--device",
-        "hostile",
-    ]);
-    command.env("BLOCKLOCK_CACHE", folder.path()); // without certificates, so that starting takes a while
-    let mut server = Serving::starting(&mut command);
+    let mut server = Serving::slowly();
     assert_eq!(
         (server.get("/live").status, server.get("/health").status),
         (200, 503)

@@ -12,6 +12,8 @@ pub struct Serving {
     pub child: Child,
     pub out: BufReader<std::process::ChildStdout>,
     pub address: String,
+    /// Its cache, where that is its own.
+    _cache: Option<tempfile::TempDir>,
 }
 
 impl Drop for Serving {
@@ -74,7 +76,21 @@ impl Serving {
             child,
             out,
             address,
+            _cache: None,
         }
+    }
+
+    /// Starts one that is long about it, and waits for its address only: it has no certificates on a slow device.
+    pub fn slowly() -> Self {
+        let folder = folder();
+        let mut command = blocklock(&["serve", "--listen", "127.0.0.1:0", "--model", TINY]);
+        command
+            .args(["--device", "hostile"])
+            .env("BLOCKLOCK_LOG", "warn")
+            .env("BLOCKLOCK_CACHE", folder.path());
+        let mut starting = Self::starting(&mut command);
+        starting._cache = Some(folder);
+        starting
     }
 
     /// Sends a request and leaves its reply unread.

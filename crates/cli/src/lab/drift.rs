@@ -100,13 +100,13 @@ pub fn run(global: &Global, args: &DriftArgs) -> Result<Outcome> {
             ("arithmetic", "sum"),
             ("order", "order"),
             ("chunk", "chunk"),
-            ("rms", "error: rms"),
-            ("median", "median"),
-            ("p99", "p99"),
-            ("max", "max"),
+            ("rms", "error rms"),
+            ("median", "error median"),
+            ("p99", "error p99"),
+            ("max", "error max"),
             ("differs", "other bits"),
-            ("difference", "by: median"),
-            ("difference_p99", "p99"),
+            ("difference", "apart median"),
+            ("difference_p99", "apart p99"),
             ("differs_bf16", "other bf16"),
         ],
     );
@@ -172,8 +172,9 @@ pub fn run(global: &Global, args: &DriftArgs) -> Result<Outcome> {
     report.assumptions = vec![
         format!("Both vectors are {length} independent standard normal numbers, rounded to f32 (f32) or bf16 (k16)."),
         "f32: one fused multiply-add an element; k16: a Hopper tensor core's step of 16 elements, which truncates.".into(),
-        "Errors are relative to the same operands' sum in f64; rms is their root mean square over that of the sums.".into(),
-        format!("Other bits, and by how much: against one ascending chain of {length}."),
+        "Errors are relative to the same operands' sum in f64 (the largest come of sums near zero); rms is their root mean \
+         square over that of the sums.".into(),
+        format!("Other bits, and how far apart: against one ascending chain of {length}."),
         format!("{} inputs, seed {}.", args.inputs, args.lab.seed),
     ];
     let mut ticks: Vec<f64> = args.chunks.iter().map(|&c| f64::from(c)).collect();

@@ -11,6 +11,7 @@ use numerics::studies::planted::{self, Outcome as Planted, Plan};
 use numerics::studies::random::{Random, Study};
 use numerics::studies::stats::interval;
 use numerics::studies::sums::{Arithmetic, Order, dot};
+use numerics::studies::ties;
 use serde::Serialize;
 
 /// `lab flips`.
@@ -19,7 +20,7 @@ use serde::Serialize;
 #[command(after_help = "Examples:\n  \
     blocklock lab flips\n  \
     blocklock lab flips --between 4096,512 --gaps 1e-6,1e-7 --trials 10000\n  \
-    blocklock lab flips --heights 4.4 --arithmetic k16 --plain 0 --json\n\n\
+    blocklock lab flips --heights 4.5 --arithmetic k16 --plain 0 --json\n\n\
     A flip: of two candidates, one order of additions chooses another than the other order.")]
 pub struct FlipsArgs {
     /// Elements of a dot product: a multiple of 16
@@ -31,11 +32,11 @@ pub struct FlipsArgs {
     pub between: Vec<u32>,
     /// Relative gaps between the two candidates
     #[arg(long, value_name = "LIST", value_delimiter = ',',
-          default_value = "1e-2,1e-3,1e-4,1e-5,3e-6,1e-6,3e-7,1e-7,3e-8,1e-8,1e-9",
+          default_value = "1e-2,1e-3,1e-4,1e-5,5e-6,2e-6,1e-6,5e-7,2e-7,1e-7,1e-8,1e-9",
           value_parser = values::gap, allow_hyphen_values = true)]
     pub gaps: Vec<f64>,
     /// Scores of the better candidate, in standard deviations of a random one's
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,4.4", value_parser = values::height, allow_hyphen_values = true)]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,4.5", value_parser = values::height, allow_hyphen_values = true)]
     pub heights: Vec<f64>,
     /// Arithmetics
     #[arg(
@@ -54,6 +55,9 @@ pub struct FlipsArgs {
     /// Candidates of a plain input
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(2..=100_000))]
     pub candidates: u32,
+    /// Scores in the vocabulary whose near ties are weighed by these rates
+    #[arg(long, value_name = "N", default_value_t = 150_000, value_parser = values::whole::<2, 1_000_000_000>)]
+    pub vocab: u64,
     /// Seed and files.
     #[command(flatten)]
     #[serde(flatten)]
@@ -77,7 +81,6 @@ pub fn run(global: &Global, args: &FlipsArgs) -> Result<Outcome> {
             ("arithmetic", "sum"),
             ("height", "height"),
             ("gap", "relative gap"),
-            ("trials", "trials"),
             ("flips", "flips"),
             ("rate", "rate"),
             ("low", "95 % from"),
@@ -118,7 +121,6 @@ pub fn run(global: &Global, args: &FlipsArgs) -> Result<Outcome> {
                     Cell::Word(arithmetic.name().into()),
                     Cell::Exact(height),
                     Cell::Exact(gap),
-                    Cell::Count(args.trials),
                     Cell::Count(flips),
                     Cell::Share(rate),
                     Cell::Share(low),
@@ -130,6 +132,11 @@ pub fn run(global: &Global, args: &FlipsArgs) -> Result<Outcome> {
                 ]);
             }
             report.findings.push(finding(arithmetic, height, &points));
+            report.findings.push(format!(
+                "Over gaps met as often as among {} independent scores: {} of steps flip.",
+                output::count(args.vocab),
+                percent(ties::flips_a_step(args.vocab, &points))
+            ));
             series.push(Series {
                 name: format!("{}, best at {} σ", arithmetic.name(), number(height)),
                 points,

@@ -70,6 +70,7 @@ fn simulated(global: &Global, args: &NearTiesArgs) -> Result<Outcome> {
         ],
     );
     let (mut by_formula, mut by_drawing, mut by_score) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut bars, mut score_bars) = (Vec::new(), Vec::new());
     for &gap in &args.gaps {
         let within = |all: &[f64]| all.iter().filter(|&&g| g <= gap).count() as u64;
         let formula = ties::odds_within(vocab, gap);
@@ -78,8 +79,13 @@ fn simulated(global: &Global, args: &NearTiesArgs) -> Result<Outcome> {
         let share = hits as f64 / args.samples as f64;
         by_formula.push((gap, formula));
         by_drawing.push((gap, share));
-        let every =
-            (args.every_score > 0).then(|| within(&literal) as f64 / args.every_score as f64);
+        bars.extend([(gap, low), (gap, high)]);
+        let every = (args.every_score > 0).then(|| {
+            let hits = within(&literal);
+            let (low, high) = interval(hits, args.every_score);
+            score_bars.extend([(gap, low), (gap, high)]);
+            hits as f64 / args.every_score as f64
+        });
         by_score.extend(every.map(|share| (gap, share)));
         table.push(vec![
             Cell::Exact(gap),
@@ -115,6 +121,11 @@ fn simulated(global: &Global, args: &NearTiesArgs) -> Result<Outcome> {
             output::count(args.samples)
         ),
     ];
+    // Of a gap that was never met there is nothing to draw.
+    let met = |bars: Vec<(f64, f64)>| -> Vec<(f64, f64)> {
+        let met = bars.chunks(2).filter(|pair| pair[0].1 > 0.0);
+        met.flatten().copied().collect()
+    };
     let line = |name: &str, points, style, line, marked| Series {
         name: name.into(),
         points,
@@ -137,7 +148,9 @@ fn simulated(global: &Global, args: &NearTiesArgs) -> Result<Outcome> {
         y: Axis::decades_of("share of steps", shares),
         series: vec![
             line("formula", by_formula, 0, Line::Solid, false),
+            line("95 % interval", met(bars), 1, Line::Pairs, false),
             line("simulated", by_drawing, 1, Line::None, true),
+            line("", met(score_bars), 2, Line::Pairs, false),
             line("simulated, every score", by_score, 2, Line::None, true),
         ],
     });

@@ -4,7 +4,7 @@ use super::plot::{Axis, Line, Plot, Series};
 use super::report::{Cell, Folder, Report, Table, number, percent};
 use super::{LabArgs, samples};
 use crate::args::Global;
-use crate::{Outcome, values};
+use crate::{Outcome, output, values};
 use anyhow::Result;
 use clap::Args;
 use numerics::studies::odds::{first_flip, of_answers};
@@ -68,7 +68,7 @@ pub fn run(global: &Global, args: &OddsArgs) -> Result<Outcome> {
         let flips = samples(global, args.answers, "answers", |sample| {
             first_flip(args.lab.seed, sample, step, per_token, args.spread)
         })?;
-        let (mut by_formula, mut by_drawing) = (Vec::new(), Vec::new());
+        let (mut by_formula, mut by_drawing, mut bars) = (Vec::new(), Vec::new(), Vec::new());
         for &tokens in &args.tokens {
             let steps = per_token as f64 * tokens as f64;
             let formula = of_answers(step, steps, args.spread);
@@ -78,10 +78,11 @@ pub fn run(global: &Global, args: &OddsArgs) -> Result<Outcome> {
             outside += usize::from(!(low..=high).contains(&formula));
             by_formula.push((tokens as f64, formula));
             by_drawing.push((tokens as f64, share));
+            bars.extend([(tokens as f64, low), (tokens as f64, high)]);
             table.push(vec![
                 Cell::Exact(step),
                 Cell::Count(tokens),
-                Cell::Exact(steps),
+                Cell::Count(per_token * tokens),
                 Cell::Share(formula),
                 Cell::Share(share),
                 Cell::Share(low),
@@ -97,6 +98,7 @@ pub fn run(global: &Global, args: &OddsArgs) -> Result<Outcome> {
         };
         let name = format!("{} a step", number(step));
         series.push(one(name, by_formula, Line::Solid, false));
+        series.push(one(String::new(), bars, Line::Pairs, false));
         series.push(one("  simulated".into(), by_drawing, Line::None, true));
     }
     let each = match args.products {
@@ -129,12 +131,14 @@ pub fn run(global: &Global, args: &OddsArgs) -> Result<Outcome> {
         },
         "A step that flips changes the answer: no later layer or token mends it.".into(),
         format!(
-            "{} answers simulated for each row's odds, seed {}; rows of equal odds share them.",
-            args.answers, args.lab.seed
+            "{} answers simulated, the same ones for every row, seed {}; bars are 95 % intervals.",
+            output::count(args.answers),
+            args.lab.seed
         ),
     ];
     let tokens = args.tokens.iter().map(|&t| t as f64);
-    let shares = series.iter().flat_map(|s| s.points.iter().map(|p| p.1));
+    let drawn = series.iter().filter(|s| s.line != Line::Pairs);
+    let shares = drawn.flat_map(|s| s.points.iter().map(|p| p.1));
     report.pictures.push(Plot {
         file: "odds".into(),
         title: "Odds that an answer flips somewhere".into(),

@@ -22,12 +22,14 @@ const COLOURS: [RGBColor; 7] = [
 const INK: RGBColor = RGBColor(34, 34, 34);
 const GRID: RGBColor = RGBColor(221, 221, 221);
 const WIDTH: u32 = 920;
-const HEIGHT: u32 = 430;
+const HEIGHT: u32 = 420;
 const TITLE: u32 = 46;
 const LEGEND: u32 = 230;
 const LINE: u32 = 19;
 /// Characters that a line of the caption holds.
-const CAPTION: usize = 124;
+const CAPTION: usize = 132;
+/// Between the plot and its caption.
+const GAP: u32 = 16;
 
 /// A plot.
 #[derive(Debug, Clone)]
@@ -58,9 +60,9 @@ pub struct Axis {
 /// A line of a plot.
 #[derive(Debug, Clone)]
 pub struct Series {
-    /// Its name in the legend.
+    /// Its name in the legend; empty: not there.
     pub name: String,
-    /// Its points; those that an axis cannot show are left out.
+    /// Its points; those that an axis cannot show are left out, of [`Line::Pairs`] moved to its edge.
     pub points: Vec<(f64, f64)>,
     /// An index of colours and markers.
     pub style: usize,
@@ -77,6 +79,8 @@ pub enum Line {
     None,
     Solid,
     Dashed,
+    /// Each two points, such as the ends of an interval, and no others.
+    Pairs,
 }
 
 impl Axis {
@@ -153,6 +157,15 @@ impl Axis {
             .contains(&at)
             .then_some(at)
     }
+
+    /// Where a value lies, or the end of the axis that is nearer to it.
+    fn clamped(&self, value: f64) -> f64 {
+        let at = match self.log {
+            true => libm::log10(value.max(f64::MIN_POSITIVE)),
+            false => value,
+        };
+        at.clamp(self.range.0, self.range.1)
+    }
 }
 
 impl Ranged for Axis {
@@ -216,16 +229,16 @@ impl Plot {
         Ok(svg)
     }
 
-    fn draw(&self, svg: &mut String) -> std::result::Result<(), Box<dyn std::error::Error>> {
+    fn draw(&self, svg: &mut String) -> Drawn {
         let caption = lines(&self.caption, CAPTION);
-        let height = TITLE + HEIGHT + 12 + LINE * caption.len() as u32;
+        let height = TITLE + HEIGHT + GAP + LINE * caption.len() as u32 + 8;
         let root = SVGBackend::with_string(svg, (WIDTH, height)).into_drawing_area();
         root.fill(&WHITE)?;
         let ink = |size: u32| ("sans-serif", size).into_font().color(&INK);
         let title = ("sans-serif", 22).into_font().style(FontStyle::Bold);
         root.draw(&Text::new(self.title.as_str(), (20, 14), title.color(&INK)))?;
         for (i, line) in caption.iter().enumerate() {
-            let y = TITLE + HEIGHT + LINE * i as u32;
+            let y = TITLE + HEIGHT + GAP + LINE * i as u32;
             root.draw(&Text::new(line.as_str(), (20, y as i32), ink(16)))?;
         }
 
@@ -247,16 +260,22 @@ impl Plot {
             .light_line_style(TRANSPARENT)
             .draw()?;
 
-        for (i, series) in self.series.iter().enumerate() {
-            let place = |&(x, y): &(f64, f64)| Some((self.x.place(x)?, self.y.place(y)?));
+        for series in &self.series {
+            let place = |&(x, y): &(f64, f64)| match series.line {
+                Line::Pairs => Some((self.x.clamped(x), self.y.clamped(y))),
+                _ => Some((self.x.place(x)?, self.y.place(y)?)),
+            };
             let placed = series.points.iter().filter_map(place);
             let pixels: Vec<(i32, i32)> = placed.map(|p| chart.backend_coord(&p)).collect();
-            series.draw(&root, &pixels)?;
-            let (x, y) = (
-                (WIDTH - LEGEND + 8) as i32,
-                TITLE as i32 + 16 + 24 * i as i32,
-            );
-            series.draw(&root, &[(x, y), (x + 19, y), (x + 38, y)])?;
+            series.lines(&root, &pixels)?;
+            series.markers(&root, &pixels)?;
+        }
+        let named = self.series.iter().filter(|s| !s.name.is_empty());
+        for (i, series) in named.enumerate() {
+            let x = (WIDTH - LEGEND + 8) as i32;
+            let y = TITLE as i32 + 16 + 24 * i as i32;
+            series.lines(&root, &[(x, y), (x + 38, y)])?;
+            series.markers(&root, &[(x + 19, y)])?;
             let name = Text::new(series.name.as_str(), (x + 48, y - 8), ink(16));
             root.draw(&name)?;
         }
@@ -266,42 +285,57 @@ impl Plot {
 }
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
+type Drawn = std::result::Result<(), Box<dyn std::error::Error>>;
 
 impl Series {
-    /// Draws the series through pixels.
-    fn draw(
-        &self,
-        area: &Area,
-        pixels: &[(i32, i32)],
-    ) -> std::result::Result<(), Box<dyn std::error::Error>> {
-        let colour = COLOURS[self.style % COLOURS.len()];
-        let stroke = colour.stroke_width(2);
+    fn colour(&self) -> RGBColor {
+        COLOURS[self.style % COLOURS.len()]
+    }
+
+    /// Joins pixels.
+    fn lines(&self, area: &Area, pixels: &[(i32, i32)]) -> Drawn {
+        let stroke = self.colour().stroke_width(2);
         let path = pixels.to_vec();
         match self.line {
             Line::None => {}
             Line::Solid => area.draw(&PathElement::new(path, stroke))?,
             Line::Dashed => area.draw(&DashedPathElement::new(path, 9, 5, stroke))?,
-        }
-        // In a legend's three points, the middle one stands for all.
-        let marked = match pixels {
-            _ if !self.marked => &[],
-            [_, middle, last] if last.1 == middle.1 && last.0 - middle.0 == 19 => {
-                std::slice::from_ref(middle)
+            Line::Pairs => {
+                for pair in pixels.chunks(2) {
+                    area.draw(&PathElement::new(pair.to_vec(), stroke))?;
+                }
             }
-            all => all,
-        };
-        let fill = colour.filled();
-        for &(x, y) in marked {
-            let at = |points: &[(i32, i32)]| -> Vec<(i32, i32)> {
+        }
+        Ok(())
+    }
+
+    /// Marks pixels. Shapes differ in size too, so that one on another is still seen.
+    fn markers(&self, area: &Area, pixels: &[(i32, i32)]) -> Drawn {
+        if !self.marked {
+            return Ok(());
+        }
+        let fill = self.colour().filled();
+        let stroke = self.colour().stroke_width(2);
+        for &(x, y) in pixels {
+            let around = |points: &[(i32, i32)]| -> Vec<(i32, i32)> {
                 points.iter().map(|p| (x + p.0, y + p.1)).collect()
             };
             match self.style % 6 {
                 0 => area.draw(&Circle::new((x, y), 4, fill))?,
-                1 => area.draw(&Polygon::new(at(&[(-5, 4), (5, 4), (0, -5)]), fill))?,
-                2 => area.draw(&Rectangle::new([(x - 4, y - 4), (x + 4, y + 4)], fill))?,
-                3 => area.draw(&Polygon::new(at(&[(-5, 0), (0, 5), (5, 0), (0, -5)]), fill))?,
-                4 => area.draw(&Cross::new((x, y), 4, stroke))?,
-                _ => area.draw(&Circle::new((x, y), 4, stroke))?,
+                1 => {
+                    let corners = [(-7, 5), (7, 5), (0, -8), (-7, 5)];
+                    area.draw(&PathElement::new(around(&corners), stroke))?;
+                }
+                2 => {
+                    let corners = [(-6, -6), (6, -6), (6, 6), (-6, 6), (-6, -6)];
+                    area.draw(&PathElement::new(around(&corners), stroke))?;
+                }
+                3 => {
+                    let corners = [(-5, 0), (0, 5), (5, 0), (0, -5)];
+                    area.draw(&Polygon::new(around(&corners), fill))?;
+                }
+                4 => area.draw(&Cross::new((x, y), 5, stroke))?,
+                _ => area.draw(&Circle::new((x, y), 7, stroke))?,
             }
         }
         Ok(())
@@ -337,7 +371,7 @@ mod tests {
             series: vec![Series {
                 name: "one".into(),
                 points,
-                style: 1,
+                style: 3,
                 line: Line::Dashed,
                 marked: true,
             }],
@@ -362,6 +396,15 @@ mod tests {
         for text in ["10⁻⁹", "10⁻²", "50 %", "gap", "odds"] {
             assert!(svg.contains(text), "{text}");
         }
+    }
+
+    #[test]
+    fn an_interval_that_leaves_the_axis_is_cut_off_at_its_edge() {
+        let mut bars = plot(vec![(1e-9, 0.1), (1e-9, 0.9)]);
+        bars.series[0].line = Line::Pairs;
+        bars.series[0].marked = false;
+        let svg = bars.svg().expect("a picture");
+        assert!(svg.contains("points=\"90,336 90,46 \""), "{svg}");
     }
 
     #[test]

@@ -74,14 +74,17 @@ pub fn number(x: f64) -> String {
 /// A share in per cent, to three digits.
 pub fn percent(x: f64) -> String {
     let p = 100.0 * x;
-    match p {
-        0.0 => "0 %".into(),
-        _ if p >= 99.95 => format!("{p:.0} %"),
-        _ if p >= 9.995 => format!("{p:.1} %"),
-        _ if p >= 0.9995 => format!("{p:.2} %"),
-        _ if p >= 0.0995 => format!("{p:.3} %"),
-        _ => format!("{p:.1e} %"),
-    }
+    let digits = match p {
+        0.0 => return "0 %".into(),
+        _ if p >= 99.95 => 0,
+        _ if p >= 9.995 => 1,
+        _ if p >= 0.9995 => 2,
+        _ if p >= 0.09995 => 3,
+        _ if p >= 0.009995 => 4,
+        _ if p >= 0.0009995 => 5,
+        _ => return format!("{p:.2e} %"),
+    };
+    format!("{p:.digits$} %")
 }
 
 /// A table: a heading for people and a key for programs over each column.
@@ -285,7 +288,8 @@ mod tests {
             (Cell::Share(0.5), "50.0 %", "0.5"),
             (Cell::Share(1.0), "100 %", "1"),
             (Cell::Share(0.002), "0.200 %", "0.002"),
-            (Cell::Share(2e-7), "2.0e-5 %", "2e-7"),
+            (Cell::Share(2e-5), "0.00200 %", "2e-5"),
+            (Cell::Share(2e-7), "2.00e-5 %", "2e-7"),
             (Cell::Empty, "-", ""),
         ] {
             assert_eq!((cell.text().as_str(), cell.csv().as_str()), (text, csv));

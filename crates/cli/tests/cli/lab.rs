@@ -97,6 +97,30 @@ fn every_study_writes_its_picture_and_its_table() {
     }
 }
 
+/// The pictures of the README are what the command draws.
+fn drawn_again(study: &str) {
+    let folder = folder();
+    let ran = run(&["lab", study, "--out", &text(folder.path())]);
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    let name = format!("{study}.svg");
+    let drawn = std::fs::read(folder.path().join(&name)).expect("drawn");
+    let kept = format!("{}/../../docs/pictures/{name}", env!("CARGO_MANIFEST_DIR"));
+    let kept = std::fs::read(kept).expect("checked in");
+    assert!(drawn == kept, "{name} is another one: make pictures");
+}
+
+#[test]
+fn a_picture_of_the_readme_is_drawn_again_to_the_byte() {
+    drawn_again("near-ties");
+}
+
+#[test]
+#[ignore = "half a minute of arithmetic"]
+fn soak_the_other_pictures_are_too() {
+    drawn_again("drift");
+    drawn_again("flips");
+}
+
 #[test]
 fn drift_is_none_against_itself_and_small_but_common_against_another_chunk() {
     let document = json(&[

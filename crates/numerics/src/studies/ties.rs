@@ -61,6 +61,21 @@ pub fn odds_within(vocabulary: u64, gap: f64) -> f64 {
     simpson(-9.0, 0.0, 4000, at) + simpson(0.0, 12.0, 6000, at)
 }
 
+/// Odds that a step of `vocabulary` scores flips, where a relative gap flips at the rates given: (gap, rate) in any order,
+/// rates in between by trapezoids, below the smallest gap that gap's, beyond the widest none.
+pub fn flips_a_step(vocabulary: u64, rates: &[(f64, f64)]) -> f64 {
+    let mut rates = rates.to_vec();
+    rates.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let mut before = (0.0, rates.first().map_or(0.0, |r| r.1));
+    let mut sum = 0.0;
+    for (gap, rate) in rates {
+        let within = odds_within(vocabulary, gap);
+        sum += 0.5 * (rate + before.1) * (within - before.0);
+        before = (within, rate);
+    }
+    sum
+}
+
 /// Expected best of `vocabulary` scores, in standard deviations: ∫ x V φ(x) Φ(x)^(V−1) dx.
 pub fn expected_best(vocabulary: u64) -> f64 {
     let others = (vocabulary - 1) as f64;
@@ -149,6 +164,17 @@ mod tests {
         }
         let best: f64 = (0..n).map(|i| two_best(3, i, 150_000).0).sum();
         assert!((best / n as f64 - expected_best(150_000)).abs() < 0.01);
+    }
+
+    #[test]
+    fn rates_are_weighed_by_how_often_gaps_are_met() {
+        let within = |gap| odds_within(1000, gap);
+        // Always up to 1e-3 and never beyond; the jump is the trapezoid's.
+        let jump = flips_a_step(1000, &[(1.001e-3, 0.0), (1e-3, 1.0)]);
+        assert!((jump / within(1.0005e-3) - 1.0).abs() < 1e-6);
+        let half = flips_a_step(1000, &[(1e-6, 0.5), (1e-4, 0.5)]);
+        assert!((half / within(1e-4) - 0.5).abs() < 1e-12);
+        assert_eq!(flips_a_step(1000, &[]), 0.0);
     }
 
     #[test]

@@ -208,6 +208,17 @@ fn near_ties_and_odds_agree_with_their_formulas() {
 }
 
 #[test]
+fn help_has_examples_and_completions_know_the_studies() {
+    let script = run(&["completions", "bash"]).out;
+    for study in STUDIES {
+        let help = run(&["lab", study[0], "--help"]);
+        let example = format!("blocklock lab {}", study[0]);
+        assert_eq!(help.code, 0, "{}", help.err);
+        assert!(help.out.contains(&example) && script.contains(study[0]));
+    }
+}
+
+#[test]
 fn what_the_studies_refuse() {
     refused(&["lab"], &["drift, flips, near-ties, odds"]);
     refused(&["lab", "drifft"], &["drifft"]);

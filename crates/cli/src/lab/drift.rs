@@ -2,7 +2,7 @@
 
 use super::plot::{Axis, Line, Plot, Series};
 use super::report::{Cell, Folder, Report, Table, percent};
-use super::{ArithmeticArg, LabArgs, samples, whole_steps};
+use super::{ArithmeticArg, LabArgs, samples, sorted, whole_steps};
 use crate::args::Global;
 use crate::{Outcome, values};
 use anyhow::Result;
@@ -23,11 +23,11 @@ use serde::Serialize;
     merged by f32 additions.")]
 pub struct DriftArgs {
     /// Elements of the dot product: a multiple of 16
-    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(16..=1_048_576))]
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(16..=65_536))]
     pub length: u32,
     /// Chunk sizes, each a multiple of 16
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "32,128,512,2048,4096",
-          value_parser = clap::value_parser!(u32).range(16..=1_048_576))]
+          value_parser = clap::value_parser!(u32).range(16..=65_536))]
     pub chunks: Vec<u32>,
     /// Orders of additions
     #[arg(
@@ -46,7 +46,7 @@ pub struct DriftArgs {
     )]
     pub arithmetic: Vec<ArithmeticArg>,
     /// Inputs: pairs of random vectors
-    #[arg(long, value_name = "N", default_value_t = 3000, value_parser = values::whole::<1, 10_000_000>)]
+    #[arg(long, value_name = "N", default_value_t = 3000, value_parser = values::whole::<1, 1_000_000>)]
     pub inputs: u64,
     /// Seed and files.
     #[command(flatten)]
@@ -110,10 +110,12 @@ pub fn run(global: &Global, args: &DriftArgs) -> Result<Outcome> {
             ("differs_bf16", "other bf16"),
         ],
     );
+    let chunks: Vec<f64> = args.chunks.iter().map(|&c| f64::from(c)).collect();
+    let chunks = sorted(&chunks);
     let mut ways: Vec<(Order, usize)> = Vec::new();
     for order in args.orders.iter().map(|o| o.order()) {
         match order.has_chunks() {
-            true => ways.extend(args.chunks.iter().map(|&c| (order, c as usize))),
+            true => ways.extend(chunks.iter().map(|&c| (order, c as usize))),
             false => ways.push((order, length)),
         }
     }
@@ -177,15 +179,12 @@ pub fn run(global: &Global, args: &DriftArgs) -> Result<Outcome> {
         format!("Other bits, and how far apart: against one ascending chain of {length}."),
         format!("{} inputs, seed {}.", args.inputs, args.lab.seed),
     ];
-    let mut ticks: Vec<f64> = args.chunks.iter().map(|&c| f64::from(c)).collect();
-    ticks.sort_by(f64::total_cmp);
-    ticks.dedup();
     let errors = series.iter().flat_map(|s| s.points.iter().map(|p| p.1));
     report.pictures.push(Plot {
         file: "drift".into(),
         title: format!("Error of a {length}-wide dot product, by how it is cut up"),
         caption: report.assumptions.join(" "),
-        x: Axis::at("chunk added in one go, elements", &ticks),
+        x: Axis::at("chunk added in one go, elements", &chunks),
         y: Axis::decades_of("relative error, rms", errors),
         series,
     });

@@ -2,7 +2,7 @@
 
 use super::plot::{Axis, Line, Plot, Series};
 use super::report::{Cell, Folder, Report, Table, number, percent};
-use super::{ArithmeticArg, LabArgs, samples, whole_steps};
+use super::{ArithmeticArg, LabArgs, samples, sorted, whole_steps};
 use crate::args::Global;
 use crate::{Outcome, output, values};
 use anyhow::{Result, bail};
@@ -24,11 +24,11 @@ use serde::Serialize;
     A flip: of two candidates, one order of additions chooses another than the other order.")]
 pub struct FlipsArgs {
     /// Elements of a dot product: a multiple of 16
-    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(96..=1_048_576))]
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(96..=65_536))]
     pub length: u32,
     /// The two chunk sizes that are compared, multiples of 16; chunks' sums are added one after the other
     #[arg(long, value_name = "A,B", value_delimiter = ',', default_value = "4096,32",
-          value_parser = clap::value_parser!(u32).range(16..=1_048_576))]
+          value_parser = clap::value_parser!(u32).range(16..=65_536))]
     pub between: Vec<u32>,
     /// Relative gaps between the two candidates
     #[arg(long, value_name = "LIST", value_delimiter = ',',
@@ -47,13 +47,13 @@ pub struct FlipsArgs {
     )]
     pub arithmetic: Vec<ArithmeticArg>,
     /// Pairs of candidates at each gap
-    #[arg(long, value_name = "N", default_value_t = 2000, value_parser = values::whole::<1, 10_000_000>)]
+    #[arg(long, value_name = "N", default_value_t = 2000, value_parser = values::whole::<1, 1_000_000>)]
     pub trials: u64,
     /// Plain random inputs, nothing planted, to try as well
-    #[arg(long, value_name = "N", default_value_t = 600, value_parser = values::whole::<0, 10_000_000>)]
+    #[arg(long, value_name = "N", default_value_t = 600, value_parser = values::whole::<0, 1_000_000>)]
     pub plain: u64,
     /// Candidates of a plain input
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(2..=100_000))]
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(2..=4096))]
     pub candidates: u32,
     /// Scores in the vocabulary whose near ties are weighed by these rates
     #[arg(long, value_name = "N", default_value_t = 150_000, value_parser = values::whole::<2, 1_000_000_000>)]
@@ -91,6 +91,7 @@ pub fn run(global: &Global, args: &FlipsArgs) -> Result<Outcome> {
             ("tied_b", "tied, second"),
         ],
     );
+    let gaps = sorted(&args.gaps);
     let mut series = Vec::new();
     for arithmetic in args.arithmetic.iter().map(|a| a.arithmetic()) {
         let plan = Plan {
@@ -99,14 +100,14 @@ pub fn run(global: &Global, args: &FlipsArgs) -> Result<Outcome> {
             arithmetic,
             chunks: [a as usize, b as usize],
             heights: args.heights.clone(),
-            gaps: args.gaps.clone(),
+            gaps: gaps.clone(),
         };
         let trials = samples(global, args.trials, arithmetic.name(), |sample| {
             planted::sample(&plan, sample)
         })?;
         for (h, &height) in args.heights.iter().enumerate() {
             let mut points = Vec::new();
-            for (g, &gap) in args.gaps.iter().enumerate() {
+            for (g, &gap) in gaps.iter().enumerate() {
                 let count = |is: &dyn Fn(&Planted) -> bool| {
                     trials.iter().filter(|t| is(&t[h][g])).count() as u64
                 };
@@ -172,10 +173,7 @@ pub fn run(global: &Global, args: &FlipsArgs) -> Result<Outcome> {
         file: "flips".into(),
         title: format!("How often chunks of {a} and of {b} choose differently"),
         caption: report.assumptions.join(" "),
-        x: Axis::decades_of(
-            "relative gap of the two best scores",
-            args.gaps.iter().copied(),
-        ),
+        x: Axis::decades_of("relative gap of the two best scores", gaps.iter().copied()),
         y: Axis::percent("argmax flips, share of trials", 0.6, 6),
         series,
     });

@@ -98,6 +98,14 @@ fn samples<T: Send>(
     Ok(all)
 }
 
+/// The values in ascending order, each once.
+fn sorted(values: &[f64]) -> Vec<f64> {
+    let mut values = values.to_vec();
+    values.sort_by(f64::total_cmp);
+    values.dedup();
+    values
+}
+
 /// Whether a length and its chunks are whole steps of the tensor core, so that every arithmetic can add them.
 fn whole_steps(length: u32, flag: &str, chunks: &[u32]) -> Result<()> {
     ensure!(

@@ -2,7 +2,7 @@
 
 use super::plot::{Axis, Line, Plot, Series};
 use super::report::{Cell, Folder, Report, Table, number, percent};
-use super::{LabArgs, samples};
+use super::{LabArgs, samples, sorted};
 use crate::args::Global;
 use crate::{Outcome, output, values};
 use anyhow::Result;
@@ -24,7 +24,7 @@ pub struct NearTiesArgs {
     #[arg(long, value_name = "N", default_value_t = 150_000, value_parser = values::whole::<2, 1_000_000_000>)]
     pub vocab: u64,
     /// Steps to simulate: their two best scores are drawn from their own distribution
-    #[arg(long, value_name = "N", default_value_t = 2_000_000, value_parser = values::whole::<1, 1_000_000_000>)]
+    #[arg(long, value_name = "N", default_value_t = 2_000_000, value_parser = values::whole::<1, 50_000_000>)]
     pub samples: u64,
     /// Steps to simulate score by score, as a check of the other two
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = values::whole::<0, 1_000_000>)]
@@ -71,7 +71,8 @@ fn simulated(global: &Global, args: &NearTiesArgs) -> Result<Outcome> {
     );
     let (mut by_formula, mut by_drawing, mut by_score) = (Vec::new(), Vec::new(), Vec::new());
     let (mut bars, mut score_bars) = (Vec::new(), Vec::new());
-    for &gap in &args.gaps {
+    let gaps = sorted(&args.gaps);
+    for &gap in &gaps {
         let within = |all: &[f64]| all.iter().filter(|&&g| g <= gap).count() as u64;
         let formula = ties::odds_within(vocab, gap);
         let hits = within(&drawn);
@@ -143,7 +144,7 @@ fn simulated(global: &Global, args: &NearTiesArgs) -> Result<Outcome> {
         caption: report.assumptions.join(" "),
         x: Axis::decades_of(
             "relative gap between the two best scores, at most",
-            args.gaps.iter().copied(),
+            gaps.iter().copied(),
         ),
         y: Axis::decades_of("share of steps", shares),
         series: vec![
@@ -157,8 +158,7 @@ fn simulated(global: &Global, args: &NearTiesArgs) -> Result<Outcome> {
     report.findings.push(format!(
         "Score by score, in {} steps: {}.",
         args.every_score,
-        args.gaps
-            .iter()
+        gaps.iter()
             .map(|&gap| format!(
                 "{} within {}",
                 literal.iter().filter(|&&g| g <= gap).count(),

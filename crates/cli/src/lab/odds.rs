@@ -18,7 +18,7 @@ use serde::Serialize;
     blocklock lab odds\n  \
     blocklock lab odds --step-odds 2e-6 --layers 36 --products 7 --tokens 100,1000\n  \
     blocklock lab odds --step-odds 2e-6 --layers 1 --spread 1.5 --json\n\n\
-    A step is one chance to flip. The answer's odds are 1 - (1 - p)^(layers x products x tokens).")]
+    A step is one chance to flip. With p, the step's odds times what lasts, the answer's are\n    1 - (1 - p)^(layers x products x tokens).")]
 pub struct OddsArgs {
     /// Odds that one step flips
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "2e-7,2e-6,2e-5", value_parser = values::odds, allow_hyphen_values = true)]
@@ -33,11 +33,14 @@ pub struct OddsArgs {
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "10,50,100,200,500,1000,2000,5000,10000",
           value_parser = values::whole::<1, 1_000_000_000>)]
     pub tokens: Vec<u64>,
+    /// Share of flips that reach the answer; the others are mended by what follows
+    #[arg(long, value_name = "SHARE", default_value_t = 1.0, value_parser = values::odds, allow_hyphen_values = true)]
+    pub lasting: f64,
     /// How unequal answers are: standard deviation of the logarithm of their odds; 0: all alike
     #[arg(long, value_name = "SD", default_value_t = 0.0, value_parser = values::spread, allow_hyphen_values = true)]
     pub spread: f64,
     /// Answers to simulate
-    #[arg(long, value_name = "N", default_value_t = 200_000, value_parser = values::whole::<1, 100_000_000>)]
+    #[arg(long, value_name = "N", default_value_t = 200_000, value_parser = values::whole::<1, 10_000_000>)]
     pub answers: u64,
     /// Seed and files.
     #[command(flatten)]
@@ -62,16 +65,31 @@ pub fn run(global: &Global, args: &OddsArgs) -> Result<Outcome> {
             ("high", "to"),
         ],
     );
+    let mut tokens = args.tokens.clone();
+    tokens.sort_unstable();
+    tokens.dedup();
+    let odds = |step: f64, tokens: u64| {
+        of_answers(
+            step * args.lasting,
+            (per_token * tokens) as f64,
+            args.spread,
+        )
+    };
     let mut series = Vec::new();
     let mut outside = 0;
     for (i, &step) in args.step_odds.iter().enumerate() {
         let flips = samples(global, args.answers, "answers", |sample| {
-            first_flip(args.lab.seed, sample, step, per_token, args.spread)
+            first_flip(
+                args.lab.seed,
+                sample,
+                step * args.lasting,
+                per_token,
+                args.spread,
+            )
         })?;
         let (mut by_formula, mut by_drawing, mut bars) = (Vec::new(), Vec::new(), Vec::new());
-        for &tokens in &args.tokens {
-            let steps = per_token as f64 * tokens as f64;
-            let formula = of_answers(step, steps, args.spread);
+        for &tokens in &tokens {
+            let formula = odds(step, tokens);
             let hits = flips.iter().flatten().filter(|&&at| at < tokens).count() as u64;
             let share = hits as f64 / args.answers as f64;
             let (low, high) = interval(hits, args.answers);
@@ -105,17 +123,17 @@ pub fn run(global: &Global, args: &OddsArgs) -> Result<Outcome> {
         1 => format!("{} layers", args.layers),
         products => format!("{} layers × {products} products", args.layers),
     };
+    // An answer of usual length, or the longest asked for.
+    let usual = tokens.iter().find(|&&t| t == 200).or(tokens.last());
+    let usual = usual.copied().unwrap_or(200);
     for &step in &args.step_odds {
-        for &tokens in args.tokens.iter().filter(|&&t| t == 200) {
-            let odds = of_answers(step, per_token as f64 * tokens as f64, args.spread);
-            report.findings.push(format!(
-                "{} a step × {each} × {tokens} tokens: {} of answers flip somewhere.",
-                number(step),
-                percent(odds)
-            ));
-        }
+        report.findings.push(format!(
+            "{} a step × {each} × {usual} tokens: {} of answers flip somewhere.",
+            number(step),
+            percent(odds(step, usual))
+        ));
     }
-    let cells = args.step_odds.len() * args.tokens.len();
+    let cells = args.step_odds.len() * tokens.len();
     report.findings.push(format!(
         "The formula lies outside the simulation's 95 % interval in {outside} of {cells} rows (5 % are expected to)."
     ));
@@ -129,14 +147,20 @@ pub fn run(global: &Global, args: &OddsArgs) -> Result<Outcome> {
                 "Answers differ: their odds are log-normal with standard deviation {spread} of the logarithm and the given mean."
             ),
         },
-        "A step that flips changes the answer: no later layer or token mends it.".into(),
+        match args.lasting {
+            1.0 => "A step that flips changes the answer: no later layer or token mends it.".into(),
+            share => format!(
+                "Of steps that flip, {} change the answer; what follows mends the others.",
+                percent(share)
+            ),
+        },
         format!(
             "{} answers simulated, the same ones for every row, seed {}; bars are 95 % intervals.",
             output::count(args.answers),
             args.lab.seed
         ),
     ];
-    let tokens = args.tokens.iter().map(|&t| t as f64);
+    let tokens = tokens.iter().map(|&t| t as f64);
     let drawn = series.iter().filter(|s| s.line != Line::Pairs);
     let shares = drawn.flat_map(|s| s.points.iter().map(|p| p.1));
     report.pictures.push(Plot {

@@ -201,6 +201,18 @@ fn near_ties_and_odds_agree_with_their_formulas() {
     let formula = row["formula"].as_f64().expect("a share");
     assert!((formula - 0.023_714).abs() < 1e-6);
     assert!((row["simulated"].as_f64().expect("a share") - formula).abs() < 2e-3);
+    let half = [
+        "lab",
+        "odds",
+        "--step-odds",
+        "4e-6",
+        "--lasting",
+        "0.5",
+        "--tokens",
+        "200",
+        "--json",
+    ];
+    assert_eq!(rows(&json(&half), "odds")[0]["formula"], row["formula"]);
     assert_eq!(
         document["findings"][0],
         "2e-6 a step × 60 layers × 200 tokens: 2.37 % of answers flip somewhere."
@@ -251,6 +263,7 @@ fn what_the_studies_refuse() {
         ("odds", "--layers", "0", "from 1 to"),
         ("odds", "--products", "0", "from 1 to"),
         ("odds", "--answers", "0", "from 1 to"),
+        ("odds", "--lasting", "0", "1e-15 to 1"),
         ("odds", "--spread", "-1", "0 to 5"),
         ("odds", "--threads", "0", "1.."),
     ] {

@@ -11,8 +11,9 @@ use engine::certify::Certificate;
 use engine::{EngineConfig, EngineHandle, EngineThread, Protection};
 use numerics::sample::SamplingParams;
 use serde_json::json;
-use server::{Certified, Options, Promise, Served, Server};
+use server::{Certified, Grammars, Options, Promise, Served, Server};
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Runs the command.
@@ -31,6 +32,10 @@ pub fn run(global: &Global, args: &ServeArgs) -> Result<Outcome> {
         .with_context(|| format!("--listen {}: cannot listen there", args.listen))?;
     // Where nobody can read this, it serves all the same.
     let _ = output::print(&format!("listening on http://{}\n", server.address()));
+    // Beside all else that a start takes, so that no request waits for it.
+    let grammars = opened
+        .tokenizer()
+        .map(|t| Grammars::beginning(Arc::clone(t)));
     let session = opened.start(&protections, KvNeed::Settings)?;
     let certificates = certificates::all_rungs(global, &session, &protections)?;
     let config = EngineConfig {
@@ -46,8 +51,9 @@ pub fn run(global: &Global, args: &ServeArgs) -> Result<Outcome> {
     }
     let (tokenizer, template) = session.into_text();
     server.ready(Served {
-        tokenizer: tokenizer.map(Into::into),
+        tokenizer,
         template,
+        grammars: grammars.unwrap_or_default(),
         ..served
     });
     let _ = output::print("ready\n");

@@ -29,7 +29,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub struct Opened {
     settings: Settings,
     model: Model,
-    tokenizer: Option<Tokenizer>,
+    tokenizer: Option<Arc<Tokenizer>>,
     template: Option<ChatTemplate>,
 }
 
@@ -66,7 +66,7 @@ impl Opened {
         Ok(Self {
             settings: settings.clone(),
             model,
-            tokenizer,
+            tokenizer: tokenizer.map(Arc::new),
             template,
         })
     }
@@ -87,7 +87,7 @@ impl Opened {
     }
 
     /// Its tokenizer; synthetic models have none.
-    pub fn tokenizer(&self) -> Option<&Tokenizer> {
+    pub fn tokenizer(&self) -> Option<&Arc<Tokenizer>> {
         self.tokenizer.as_ref()
     }
 
@@ -395,7 +395,7 @@ impl Session {
     }
 
     /// Tokenizer and template; the device lives on in its engines.
-    pub fn into_text(self) -> (Option<Tokenizer>, Option<ChatTemplate>) {
+    pub fn into_text(self) -> (Option<Arc<Tokenizer>>, Option<ChatTemplate>) {
         (self.opened.tokenizer, self.opened.template)
     }
 

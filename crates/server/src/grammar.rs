@@ -8,6 +8,7 @@ use llguidance::{Matcher, ParserFactory};
 use model::Tokenizer;
 use serde_json::{Value, json};
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 /// Enters every key beside the grammar: another version of the library might allow other tokens.
 const LIBRARY: &str = "llguidance 1.9";
@@ -40,9 +41,9 @@ impl TokenizerEnv for Words {
     }
 }
 
-/// Compiles grammars over one vocabulary; what that takes is made at first use.
-#[derive(Default)]
-pub struct Grammars(OnceLock<Result<ParserFactory, String>>);
+/// Compiles grammars over one vocabulary; what that takes is made at first use. Clones share it.
+#[derive(Clone, Default)]
+pub struct Grammars(Arc<OnceLock<Result<ParserFactory, String>>>);
 
 /// Why there is no grammar.
 #[derive(Debug, Clone, PartialEq)]
@@ -56,6 +57,21 @@ pub enum GrammarError {
 }
 
 impl Grammars {
+    /// Makes what it takes from now on, on a thread of its own: it is long for a large vocabulary.
+    pub fn beginning(tokenizer: Arc<Tokenizer>) -> Self {
+        let grammars = Self::default();
+        let own = grammars.clone();
+        let work = move || {
+            let start = Instant::now();
+            own.0.get_or_init(|| factory(&tokenizer));
+            let seconds = start.elapsed().as_secs_f64();
+            tracing::debug!("the vocabulary is ready for structured answers after {seconds:.2} s");
+        };
+        let thread = std::thread::Builder::new().name("grammars".into());
+        let _ = thread.spawn(work); // without a thread, the first to need it makes it
+        grammars
+    }
+
     /// Compiles a grammar in the library's Lark dialect.
     pub fn compile(
         &self,

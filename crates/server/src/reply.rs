@@ -8,6 +8,10 @@ use crate::job::Job;
 use axum::Json;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
+use tokio::task::block_in_place;
+
+/// Reported tokens whose reply takes long to write, some ten milliseconds.
+const MANY: usize = 500;
 
 /// Waits for all choices.
 pub async fn whole(mut job: Job) -> Result<Response, ApiError> {
@@ -19,6 +23,16 @@ pub async fn whole(mut job: Job) -> Result<Response, ApiError> {
         pieces[choice].calls.extend(piece.calls);
         pieces[choice].entries.extend(piece.entries);
     }
+    let reported: usize = pieces.iter().map(|p| p.entries.len()).sum();
+    Ok(match reported > MANY {
+        // Others are answered meanwhile.
+        true => block_in_place(|| written(&job, &id, pieces)),
+        false => written(&job, &id, pieces),
+    })
+}
+
+/// The reply of these answers.
+fn written(job: &Job, id: &str, pieces: Vec<Piece>) -> Response {
     let chat = job.asked.chat();
     let choices: Vec<Value> = pieces
         .into_iter()
@@ -26,18 +40,18 @@ pub async fn whole(mut job: Job) -> Result<Response, ApiError> {
         .map(|(index, piece)| {
             let mut choice = json!({"index": index});
             if chat {
-                choice["message"] = message(&job, &id, index, &piece);
+                choice["message"] = message(job, id, index, &piece);
             } else {
-                choice["text"] = (echo(&job, index) + &piece.text).into();
+                choice["text"] = (echo(job, index) + &piece.text).into();
             }
-            choice["logprobs"] = logprobs(&job, &piece.entries);
+            choice["logprobs"] = logprobs(job, &piece.entries);
             choice["finish_reason"] = job.answers[index].finish.map(|f| f.name()).into();
             if job.asked.token_ids {
-                choice["token_ids"] = ids(&job, index, &piece.entries);
+                choice["token_ids"] = ids(job, index, &piece.entries);
             }
             choice["reproducibility_key"] = json!(job.promises[index].key);
             if job.prompts.len() > 1 {
-                choice["reproducibility"] = promised(&job, index); // its own prompt's
+                choice["reproducibility"] = promised(job, index); // its own prompt's
             }
             choice
         })
@@ -47,11 +61,11 @@ pub async fn whole(mut job: Job) -> Result<Response, ApiError> {
     } else {
         "text_completion"
     };
-    let mut reply = head(&job, &id, object);
+    let mut reply = head(job, id, object);
     reply["choices"] = choices.into();
-    reply["usage"] = usage(&job);
-    extensions(&job, 0, &mut reply);
-    Ok(Json(reply).into_response())
+    reply["usage"] = usage(job);
+    extensions(job, 0, &mut reply);
+    Json(reply).into_response()
 }
 
 /// An answer's message.

@@ -84,6 +84,12 @@ impl Shared {
     }
 }
 
+/// Threads that answer. The cores are the engine's; and where there are several, each token wakes another one in vain.
+fn workers() -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    (cores / 8).clamp(1, 4)
+}
+
 /// A bound server on threads of its own.
 pub struct Server {
     runtime: Runtime,
@@ -97,7 +103,7 @@ impl Server {
     /// the process: nothing runs yet.
     pub fn bind(address: SocketAddr, options: Options) -> std::io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2) // the cores are the engine's
+            .worker_threads(workers())
             .thread_name("http")
             .enable_all()
             .build()?;

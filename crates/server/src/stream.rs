@@ -42,6 +42,8 @@ struct Events {
     opening: Vec<u8>,
     /// Events not sent yet.
     text: Vec<u8>,
+    /// Choices whose first chunk was written.
+    begun: usize,
     ended: bool,
     /// When something was sent, and a while after that or after an earlier time.
     sent: Instant,
@@ -84,23 +86,24 @@ impl Events {
         }
         let said = head.to_string();
         let fields = said.strip_suffix('}').unwrap_or_default(); // an object's end
-        let mut events = Self {
+        Self {
             id,
             opening: format!("data: {fields},\"choices\":[").into(),
             head,
             text: Vec::new(),
+            begun: 0,
             ended: false,
             sent: Instant::now(),
             quiet: Box::pin(sleep(QUIET)),
             job,
             _in_flight: in_flight,
-        };
-        (0..events.job.answers.len()).for_each(|index| events.first(index));
-        events
+        }
     }
 
-    /// The first chunk of a choice, with what is said once.
-    fn first(&mut self, index: usize) {
+    /// The first chunk of the next choice, with what is said once.
+    fn begin(&mut self) {
+        let index = self.begun;
+        self.begun += 1;
         let mut choice = json!({"index": index});
         if self.job.asked.chat() {
             choice["delta"] = json!({"role": "assistant", "content": ""});
@@ -194,6 +197,10 @@ impl HttpBody for Events {
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let this = self.get_mut();
         while !this.ended && this.text.len() < TOGETHER {
+            if this.begun < this.job.answers.len() {
+                this.begin();
+                continue;
+            }
             match this.job.poll_next(cx) {
                 Poll::Ready(next) => this.take(next),
                 Poll::Pending => break,

@@ -2,7 +2,7 @@
 // chunk); the last block to finish a (sequence, kv head) merges its chunks in ascending order. The contract's bits.
 // 8 warps compute, one thread streams tiles of 128 keys through a ring that runs ahead across units. Grid: at most the
 // number of units; 288 threads. At most GM (4 or 8) query heads a kv head.
-// units: {row, kv head, chunk, keys of the sequence, keys a chunk, 3 unused, its 8 pages} each. A chunk has 512 keys in the contract;
+// units: {row, kv head, chunk, keys of the sequence, keys a chunk, 3 unused, its 8 pages} each; without keys it is none. A chunk has 512 keys in the contract;
 // the vendor family splits by load, at multiples of 64 up to 512. count: zeros, left as zeros. part: [row][kv head][chunks][group][HD + 8].
 #include "hopper.cuh"
 #ifndef HD
@@ -43,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(288, BL) attention_decode(const bf*
         const int* un = units + u * UN;
         const int hk = un[1], ch = un[4], n = min(ch, un[3] - un[2] * ch), nt = (n + KT - 1) / KT, np = (n + 63) / 64;
         const int lo = first(un[3]) - un[2] * ch, t0 = max(0, lo) / KT;
-        if (lo >= ch) continue;
+        if (lo >= ch || un[3] == 0) continue;
         int pg[2 * NT];
 #pragma unroll
         for (int t = 0; t < 2 * NT; t++) pg[t] = un[8 + min(t, np - 1)];  // past the last page the last page again: finite
@@ -84,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(288, BL) attention_decode(const bf*
   for (int u = blockIdx.x; u < U; u += gridDim.x) {
     const int n = min(ch, ln - c * ch), nt = (n + KT - 1) / KT, nch = (ln + ch - 1) / ch;
     const int lo = first(ln) - c * ch, t0 = max(0, lo) / KT, c0 = first(ln) / ch;
-    if (lo >= ch) { next(u + gridDim.x); continue; }
+    if (lo >= ch || ln == 0) { next(u + gridDim.x); continue; }
     // Scores: 128 keys at a time, 16 a warp; a tile's slot is given back as soon as its keys are done.
 #pragma unroll
     for (int m = 0; m < NT; m++) {

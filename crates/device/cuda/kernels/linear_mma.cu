@@ -1,15 +1,15 @@
 // Products for few tokens: up to 8 NT, by chains on mma.sync. y = x . W^T + bias; W: [n][k], x: [m][k], k a multiple of 8.
 // A block takes R rows of W at a time; one thread streams W and x by tensor maps (boxes of 64 columns, 128-byte swizzle)
 // through a ring that never stops between tiles. What lies past n, k or m arrives as +0 and changes no bit.
-// Grid: at most n / R, 160 threads; 1024 + NS SB + 16 NS bytes of dynamic shared memory. bf16 to yb, or f32 to yf where given.
+// Grid: at most n / R, 32 WN + 32 threads; 1024 + NS SB + 16 NS bytes of dynamic shared memory. bf16 to yb, or f32 to yf where given.
 #include "hopper.cuh"
 #ifndef NT
 #define NT 1  // groups of 8 tokens
 #endif
-#ifndef BX
-#define BX 4  // boxes a stage
+#ifndef WN
+#define WN 4  // warps that compute, each 16 rows
 #endif
-constexpr int WN = 4, R = WN * 16, SB = BX * (R + 8 * NT) * 128, NS = 212 * 1024 / SB;
+constexpr int BX = 4 /* boxes a stage */, R = WN * 16, SB = BX * (R + 8 * NT) * 128, NS = 212 * 1024 / SB;
 extern "C" __global__ void __launch_bounds__(WN * 32 + 32, 1) linear_mma(const __grid_constant__ TMap mW, const __grid_constant__ TMap mX,
     const float* bias, bf* yb, float* yf, int N, int K, int M) {
   extern __shared__ u8 raw[];

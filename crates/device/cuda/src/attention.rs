@@ -3,6 +3,7 @@
 use crate::args::{Args, Shape};
 use crate::gpu::{Buffer, Gpu};
 use crate::launch::{holds, refuse};
+use crate::lists::{List, Lists};
 use crate::{CudaError, kernels as sources};
 use device::{KernelFamily, KvSplit};
 use numerics::attention;
@@ -101,26 +102,73 @@ fn chunk(split: KvSplit, keys: usize) -> usize {
     keys.next_multiple_of(64).clamp(64, attention::CHUNK)
 }
 
-/// What the kernels read beside q and the pool: the same for every layer of a step.
+/// What the kernels read beside q and the pool: the same for every layer of a step. Two plans of one [`PlanShape`]
+/// launch equally; what their lists say may differ.
 pub struct Plan {
     heads: Heads,
     runs: Vec<Run>,
     rows: usize,
+    /// Blocks a row of the table has room for.
     most: usize,
-    sequence: Buffer,
-    position: Buffer,
-    table: Buffer,
-    prefill: (usize, Buffer),
+    sequence: List,
+    position: List,
+    table: List,
+    prefill: (usize, List),
+    decode: Option<Decode>,
+}
+
+/// What launches of a plan are made of, beside the contents of its lists.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct PlanShape {
+    rows: usize,
+    most: usize,
+    lists: [List; 4],
+    items: usize,
     decode: Option<Decode>,
 }
 
 /// Units of `attention_decode`, where every run is one query.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Decode {
+    /// Units there is room for; those past the last have no keys and are passed over.
     count: usize,
+    /// Chunks a sequence has room for.
     most_chunks: usize,
-    units: Buffer,
-    /// Partial results and counters, where some sequence has several chunks.
-    partial: Option<(Buffer, Buffer)>,
+    /// (row, kv head) pairs.
+    pairs: usize,
+    units: List,
+}
+
+/// Partial results of `attention_decode`, and counters that every launch leaves at zero.
+pub struct Partial {
+    results: Buffer,
+    counters: Buffer,
+}
+
+/// How much [`Partial`] a plan needs: bytes of results, counters.
+pub type PartialSize = (usize, usize);
+
+impl Partial {
+    /// Room for so much.
+    pub fn new(gpu: &Gpu, (bytes, counters): PartialSize) -> Result<Self> {
+        let results = gpu.alloc(bytes, "partial attention")?;
+        let counts = gpu.alloc(counters * 4, "counters")?;
+        gpu.fill(&counts, 0, counters * 4, 0)?;
+        Ok(Self {
+            results,
+            counters: counts,
+        })
+    }
+
+    /// What there is room for.
+    pub fn size(&self) -> PartialSize {
+        (self.results.bytes(), self.counters.bytes() / 4)
+    }
+
+    /// Whether there is room for so much.
+    pub fn holds(&self, (bytes, counters): PartialSize) -> bool {
+        bytes <= self.size().0 && counters <= self.size().1
+    }
 }
 
 /// Integers a unit of `attention_decode`: row, kv head, chunk, keys, keys a chunk; from `PAGES` on the chunk's pages.
@@ -128,9 +176,10 @@ const UNIT: usize = PAGES + attention::CHUNK / 64;
 const PAGES: usize = 8;
 
 impl Plan {
-    /// `table`: `[sequences][most]` blocks of the pool. `split` is of units of one query; other runs are never split.
+    /// `table`: `[sequences][most]` blocks of the pool. `split` is of units of one query; other runs are never split. What
+    /// kernels read is added to `lists`.
     pub fn new(
-        gpu: &Gpu,
+        lists: &mut Lists,
         heads: Heads,
         table: &[i32],
         most: usize,
@@ -151,12 +200,8 @@ impl Plan {
             }
         }
         let items = items(heads.dim, runs);
-        let lists = [&sequence, &position, table, items.as_flattened()];
-        let [sequence, position, table_list, item_list] =
-            gpu.upload_all(lists, "work of attention")?;
-        let listed = (sequence, position, table_list, item_list);
         let decode = match runs.iter().all(|r| r.count == 1) {
-            true => Some(Decode::new(gpu, heads, table, most, runs, split)?),
+            true => Some(Decode::new(lists, heads, table, most, runs, split)),
             false => None,
         };
         Ok(Self {
@@ -164,12 +209,38 @@ impl Plan {
             runs: runs.to_vec(),
             rows,
             most,
-            sequence: listed.0,
-            position: listed.1,
-            table: listed.2,
-            prefill: (items.len(), listed.3),
+            sequence: lists.add(&sequence, 0),
+            position: lists.add(&position, 0),
+            table: lists.add(table, 0),
+            prefill: (items.len(), lists.add(items.as_flattened(), 0)),
             decode,
         })
+    }
+
+    /// Every run is one query.
+    pub fn decodes(&self) -> bool {
+        self.decode.is_some()
+    }
+
+    /// See [`PlanShape`].
+    pub fn shape(&self) -> PlanShape {
+        PlanShape {
+            rows: self.rows,
+            most: self.most,
+            lists: [self.sequence, self.position, self.table, self.prefill.1],
+            items: self.prefill.0,
+            decode: self.decode,
+        }
+    }
+
+    /// The partial results it needs room for.
+    pub fn partial(&self) -> PartialSize {
+        let Some(d) = self.decode.filter(|d| d.most_chunks > 1) else {
+            return (0, 0);
+        };
+        let group = self.heads.query / self.heads.kv;
+        let bytes = d.pairs * d.most_chunks * group * (self.heads.dim + 8) * 4;
+        (bytes, d.pairs)
     }
 
     /// The fastest kernel for a layer: of the contract, or of the vendor family.
@@ -229,32 +300,27 @@ fn units(
 
 impl Decode {
     fn new(
-        gpu: &Gpu,
+        lists: &mut Lists,
         heads: Heads,
         table: &[i32],
         most: usize,
         runs: &[Run],
         split: KvSplit,
-    ) -> Result<Self> {
+    ) -> Self {
         let units = units(heads, table, most, runs, split);
         let chunks = |r: &Run| r.end().div_ceil(chunk(split, r.end()));
-        let most_chunks = runs.iter().map(chunks).max().unwrap_or(0);
+        let most_chunks: usize = runs.iter().map(chunks).max().unwrap_or(0);
         let rows = runs.iter().map(|r| r.row + 1).max().unwrap_or(0);
-        let partial = if most_chunks > 1 {
-            let pairs = rows * heads.kv;
-            let part = pairs * most_chunks * (heads.query / heads.kv) * (heads.dim + 8) * 4;
-            let count = gpu.alloc(pairs * 4, "counters")?;
-            gpu.fill(&count, 0, pairs * 4, 0)?;
-            Some((gpu.alloc(part, "partial attention")?, count))
-        } else {
-            None
+        let count = match units.len() {
+            n @ ..=256 => n.next_power_of_two(),
+            n => n.next_multiple_of(128),
         };
-        Ok(Self {
-            count: units.len(),
-            most_chunks,
-            units: gpu.upload(units.as_flattened(), "work of attention")?,
-            partial,
-        })
+        Self {
+            count,
+            most_chunks: most_chunks.next_power_of_two(),
+            pairs: rows * heads.kv,
+            units: lists.add(units.as_flattened(), count * UNIT),
+        }
     }
 }
 
@@ -273,12 +339,23 @@ pub struct Attention<'a> {
 }
 
 impl Attention<'_> {
-    /// Launches it on one of [`kernels`] or that of the vendor family. Blocks of the plan's table must lie in the pool, every key of every sequence
-    /// be written, and the rest of each last page be +0.
-    pub fn run(&self, gpu: &Gpu, plan: &Plan, kernel: &'static str) -> Result<()> {
+    /// Launches it on one of [`kernels`] or that of the vendor family. `lists`: those the plan was made with, in device
+    /// memory. Blocks of the plan's table must lie in the pool, every key of every sequence be written, and the rest of
+    /// each last page be +0.
+    pub fn run(
+        &self,
+        gpu: &Gpu,
+        plan: &Plan,
+        lists: &Buffer,
+        partial: Option<&Partial>,
+        kernel: &'static str,
+    ) -> Result<()> {
         let Heads { query, kv, dim } = plan.heads;
         holds(self.q, 0, plan.rows * query * dim * 2, "queries")?;
         holds(self.out, 0, plan.rows * query * dim * 2, "results")?;
+        for list in plan.shape().lists {
+            holds(lists, list.at, list.bytes, "lists")?;
+        }
         let able = kernels(plan.heads, self.window, &plan.runs);
         let able = able.contains(&kernel) || kernel == vendor(plan.heads, self.window, &plan.runs);
         refuse(dim <= 256 && able, || {
@@ -291,9 +368,9 @@ impl Attention<'_> {
             .buffer(self.out);
         if kernel == PLAIN {
             let args = args
-                .buffer(&plan.sequence)
-                .buffer(&plan.position)
-                .buffer(&plan.table)
+                .inside(lists, plan.sequence.at)
+                .inside(lists, plan.position.at)
+                .inside(lists, plan.table.at)
                 .int(plan.most)
                 .int(query)
                 .int(kv)
@@ -309,8 +386,8 @@ impl Attention<'_> {
             let threads = if dim == 256 { 256 } else { 384 };
             let shape = Shape::new(query, threads).by(plan.prefill.0).shared(shared);
             let args = args
-                .buffer(&plan.prefill.1)
-                .buffer(&plan.table)
+                .inside(lists, plan.prefill.1.at)
+                .inside(lists, plan.table.at)
                 .int(plan.most)
                 .int(query)
                 .int(kv)
@@ -324,18 +401,25 @@ impl Attention<'_> {
                 "{kernel} takes one query a sequence"
             )));
         };
+        holds(lists, decode.units.at, decode.units.bytes, "lists")?;
+        let needed = plan.partial();
+        let partial = partial.filter(|_| needed.1 > 0);
+        refuse(
+            needed.1 == 0 || partial.is_some_and(|p| p.holds(needed)),
+            || format!("no room for {} bytes of partial attention", needed.0),
+        )?;
         // Two blocks a multiprocessor, but one of the wide kernels.
         let at_once = if query / kv > 4 { 1 } else { 2 };
         let blocks = decode.count.min(at_once * gpu.multiprocessors());
         let args = args
-            .buffer(&decode.units)
+            .inside(lists, decode.units.at)
             .int(decode.count)
             .int(query)
             .int(kv)
             .float(self.scale)
             .int(self.window.unwrap_or(0))
-            .optional(decode.partial.as_ref().map(|p| &p.0))
-            .optional(decode.partial.as_ref().map(|p| &p.1))
+            .optional(partial.map(|p| &p.results))
+            .optional(partial.map(|p| &p.counters))
             .int(decode.most_chunks);
         let shape = Shape::new(blocks, 288).shared(shared);
         // SAFETY: the signature of attention_decode; the plan has room for every unit's results.

@@ -323,7 +323,7 @@ impl CublasLt {
             outputs: n,
             width: k,
         };
-        job.run(gpu, job.best())?;
+        job.run(gpu, job.best(gpu.multiprocessors()))?;
         job.y = &got;
         for candidate in 0..CANDIDATES {
             let Ok(plan) = self.plan(shape, candidate) else {

@@ -1,12 +1,14 @@
 //! A whole model on a GPU: contract launches of profile `hopper-bf16`, and the same steps on vendor kernels.
 
-use crate::attention::{Attention, Heads as HeadSizes, Plan, Run};
+use crate::attention::Attention;
 use crate::gpu::{Buffer, Gpu};
 use crate::launch::{self, Gated, Linear};
+use crate::lists::List;
+use crate::step::{Io, Known, Step, Steps};
 use crate::weights::{Loaded, Matrix};
-use crate::{CublasLt, CudaError, pages};
+use crate::{CublasLt, CudaError, logits, pages};
 use device::{
-    BLOCK_TOKENS, BlockId, Device, DeviceError, DeviceInfo, KernelFamily, Launch, StepOutput,
+    BlockId, Device, DeviceError, DeviceInfo, KernelFamily, Launch, RowResult, StepOutput,
     StepPlan, plan,
 };
 use half::bf16;
@@ -22,6 +24,8 @@ const MANY: usize = 64;
 
 /// A GPU that holds a model and its keys and values.
 pub struct CudaDevice {
+    /// Decode steps that are recorded; first, to be dropped before the memory they use.
+    steps: Steps,
     pub(crate) config: Arc<ModelConfig>,
     pub(crate) weights: Loaded,
     kv: Buffer,
@@ -30,6 +34,7 @@ pub struct CudaDevice {
     /// Of the model's activation function.
     activation: Buffer,
     pub(crate) scratch: Option<Scratch>,
+    pub(crate) io: Option<Io>,
     /// The vendor's products, or why there are none.
     products: std::result::Result<CublasLt, String>,
     /// Launches of the vendor family are allowed.
@@ -57,20 +62,6 @@ pub(crate) struct Scratch {
     attended: Buffer,
     gate_up: Buffer,
     act: Buffer,
-}
-
-/// What a launch's kernels read beside activations.
-struct Step {
-    family: KernelFamily,
-    rows: usize,
-    /// Row of each segment's first token.
-    starts: Vec<usize>,
-    ids: Buffer,
-    slots: Buffer,
-    clear: Buffer,
-    positions: Buffer,
-    last: usize,
-    attention: Vec<Plan>,
 }
 
 impl CudaDevice {
@@ -103,6 +94,8 @@ impl CudaDevice {
             kv_blocks,
             tables: Vec::new(),
             scratch: None,
+            io: None,
+            steps: Steps::default(),
             products: CublasLt::open(Arc::clone(&gpu)).map_err(|e| e.to_string()),
             vendor,
             gpu,
@@ -119,9 +112,22 @@ impl CudaDevice {
         layer * self.kv_blocks * self.block_bytes()
     }
 
-    /// The table of a layer, covering `last` positions.
-    fn prepare_tables(&mut self, last: usize) -> Result<()> {
-        let d = self.config.head_dim;
+    /// Memory and tables for a step. What is recorded is forgotten where any moves.
+    fn prepare(&mut self, step: &Step, outputs: usize) -> Result<()> {
+        let mut moved = self.prepare_tables(step.last)?;
+        moved |= self.prepare_scratch(step.rows)?;
+        let (hidden, vocab) = (self.config.hidden, self.head().rows);
+        let (io, new) = Io::fit(self.io.take(), &self.gpu, step, outputs, hidden, vocab)?;
+        self.io = Some(io);
+        if moved || new {
+            self.steps.forget();
+        }
+        Ok(())
+    }
+
+    /// Tables of all layers, covering `last` positions; whether any moved.
+    fn prepare_tables(&mut self, last: usize) -> Result<bool> {
+        let (d, mut moved) = (self.config.head_dim, false);
         for kind in &self.config.layers {
             let found = self.tables.iter().position(|t| t.rope == kind.rope);
             if found.is_some_and(|i| self.tables[i].positions >= last) {
@@ -143,13 +149,14 @@ impl CudaDevice {
                 Some(i) => self.tables[i] = table,
                 None => self.tables.push(table),
             }
+            moved = true;
         }
-        Ok(())
+        Ok(moved)
     }
 
-    fn prepare_scratch(&mut self, rows: usize) -> Result<()> {
+    fn prepare_scratch(&mut self, rows: usize) -> Result<bool> {
         if self.scratch.as_ref().is_some_and(|s| s.rows >= rows) {
-            return Ok(());
+            return Ok(false);
         }
         self.scratch = None;
         let (c, rows) = (&self.config, rows.next_power_of_two());
@@ -167,90 +174,7 @@ impl CudaDevice {
             gate_up: halves(2 * c.ffn)?,
             act: halves(c.ffn)?,
         });
-        Ok(())
-    }
-
-    /// In a contract launch the segments' rows one after another, gaps left out; in a vendor launch every row at its place.
-    fn step(&self, launch: &Launch) -> Result<Step> {
-        let (gpu, segments) = (&self.gpu, &launch.segments);
-        let vendor = launch.family == KernelFamily::Vendor;
-        let mut starts = Vec::with_capacity(segments.len());
-        let most = segments.iter().map(|s| s.blocks.len()).max().unwrap_or(0);
-        let (mut ids, mut slots, mut clear, mut positions) = (vec![], vec![], vec![], vec![]);
-        let mut table = vec![-1i32; segments.len() * most];
-        let (mut single, mut longer) = (Vec::new(), Vec::new());
-        // A row of padding is some token's whose keys and values are not kept; attention leaves it out.
-        let pad = |ids: &mut Vec<i32>, slots: &mut Vec<i32>, positions: &mut Vec<i32>, to| {
-            ids.resize(to, 0);
-            slots.resize(to, -1);
-            positions.resize(to, 0);
-        };
-        for (i, segment) in segments.iter().enumerate() {
-            if vendor {
-                pad(&mut ids, &mut slots, &mut positions, segment.offset);
-                clear.resize(segment.offset, 0);
-            }
-            starts.push(ids.len());
-            let run = Run {
-                row: ids.len(),
-                sequence: i,
-                start: segment.start,
-                count: segment.tokens.len(),
-            };
-            if run.count == 1 {
-                &mut single
-            } else {
-                &mut longer
-            }
-            .push(run);
-            for (to, &block) in table[i * most..].iter_mut().zip(&segment.blocks) {
-                *to = block as i32;
-            }
-            for (t, &token) in segment.tokens.iter().enumerate() {
-                let p = segment.start + t;
-                ids.push(token as i32);
-                positions.push(p as i32);
-                slots.push(
-                    (segment.blocks[p / BLOCK_TOKENS] as usize * BLOCK_TOKENS + p % BLOCK_TOKENS)
-                        as i32,
-                );
-                // A page that this launch begins is +0 behind the last key, whatever it held.
-                let last = t + 1 == segment.tokens.len();
-                let begun = p / BLOCK_TOKENS * BLOCK_TOKENS >= segment.start;
-                let behind = BLOCK_TOKENS - 1 - p % BLOCK_TOKENS;
-                clear.push(if last && begun { behind as i32 } else { 0 });
-            }
-        }
-        if vendor {
-            pad(&mut ids, &mut slots, &mut positions, launch.rows);
-            clear.resize(launch.rows, 0);
-        }
-        let rows = ids.len();
-        let heads = HeadSizes {
-            query: self.config.heads,
-            kv: self.config.kv_heads,
-            dim: self.config.head_dim,
-        };
-        let mut plans = Vec::new();
-        for runs in [single, longer] {
-            if !runs.is_empty() {
-                plans.push(Plan::new(gpu, heads, &table, most, &runs, launch.kv_split)?);
-            }
-        }
-        let last = positions.iter().copied().max().unwrap_or(0) as usize + 1;
-        let lists = [&ids[..], &slots, &clear, &positions];
-        let [ids, slots, clear, positions] = gpu.upload_all(lists, "a step's lists")?;
-        Ok(Step {
-            family: launch.family,
-            rows,
-            starts,
-            ids,
-            slots,
-            clear,
-            positions,
-            last,
-            attention: plans,
-        })
+        Ok(true)
     }
 
     /// A product of a launch of this family, on its fastest kernel.
@@ -261,7 +185,7 @@ impl CudaDevice {
             {
                 Ok(())
             }
-            (KernelFamily::Contract, _) => job.run(&self.gpu, job.best()),
+            (KernelFamily::Contract, _) => job.run(&self.gpu, job.best(self.gpu.multiprocessors())),
             (KernelFamily::Vendor, Ok(vendor)) => {
                 vendor.product(job)?;
                 match job.bias {
@@ -274,12 +198,15 @@ impl CudaDevice {
     }
 
     /// Sections 4 to 9 of NUMERICS.md: keys and values, and the residual stream in `scratch.h`.
-    fn forward(&mut self, step: &Step) -> Result<()> {
-        self.prepare_tables(step.last)?;
-        self.prepare_scratch(step.rows)?;
-        let Some(s) = &self.scratch else {
+    fn forward(&self, step: &Step) -> Result<()> {
+        let (Some(s), Some(io)) = (&self.scratch, &self.io) else {
             return Ok(());
         };
+        self.gpu
+            .send(&io.sent, &io.lists, step.lists.words().len())?;
+        let list = |list: List| io.lists.part(list.at, list.bytes);
+        let [ids, slots, clear, positions] =
+            [step.ids, step.slots, step.clear, step.positions].map(list);
         let (c, gpu, rows) = (&*self.config, &self.gpu, step.rows);
         let linear =
             |w, bias, x, y| self.product(step.family, &product(w, bias, x, y, rows, false));
@@ -288,7 +215,7 @@ impl CudaDevice {
         launch::embed(
             gpu,
             &self.weights.embed.data,
-            &step.ids,
+            &ids,
             &s.h,
             rows,
             c.hidden,
@@ -314,9 +241,9 @@ impl CudaDevice {
                 qkv: &s.qkv,
                 q: &s.q,
                 pool,
-                slots: &step.slots,
-                clear: &step.clear,
-                positions: &step.positions,
+                slots: &slots,
+                clear: &clear,
+                positions: &positions,
                 cos: &table.cos,
                 sin: &table.sin,
                 q_norm: w.q_norm.as_ref(),
@@ -335,8 +262,8 @@ impl CudaDevice {
                 window: kind.window,
                 scale,
             };
-            for plan in &step.attention {
-                job.run(gpu, plan, plan.best(kind.window, step.family))?;
+            for (plan, kernel) in step.kernels(kind.window) {
+                job.run(gpu, plan, &io.lists, Some(&io.partial), kernel)?;
             }
             linear(&w.o, None, &s.attended, &s.b)?;
             let b = post(gpu, w.post_attn_norm.as_ref(), &s.b, &s.post, rows, c)?;
@@ -366,6 +293,57 @@ impl CudaDevice {
             launch::norm(gpu, &s.h, branch, None, rows, c.hidden, eps)?;
         }
         Ok(())
+    }
+
+    /// The output matrix.
+    pub(crate) fn head(&self) -> &Matrix {
+        self.weights.head.as_ref().unwrap_or(&self.weights.embed)
+    }
+
+    /// Runs a launch and waits. Decode steps are recorded when one of their shape comes a second time, and replayed from
+    /// then on: a shape's first time also proves and loads the vendor's kernels, which a recording must not.
+    fn run(&mut self, launch: &Launch) -> Result<Vec<RowResult>> {
+        let step = Step::new(&self.config, launch)?;
+        let groups = logits::groups(launch, &step.starts, step.rows);
+        let most = groups.iter().map(|g| g.rows.len()).max().unwrap_or(0);
+        self.prepare(&step, most)?;
+        if let Some(io) = &mut self.io {
+            let words = step.lists.words();
+            io.sent.words_mut()[..words.len()].copy_from_slice(words);
+        }
+        if let [group] = &groups[..]
+            && let Some(outputs) = group.consecutive()
+            && let Some(shape) = step.shape(&self.config, outputs)
+        {
+            let queue = |gpu: &Self| {
+                gpu.forward(&step)?;
+                gpu.logits(step.family, group)
+            };
+            match self.steps.recorded(&shape) {
+                Some(Known::Recorded(graph)) => self.gpu.replay(graph)?,
+                Some(Known::Seen) => {
+                    let graph = self.gpu.record(|| queue(self))?;
+                    self.gpu.replay(&graph)?;
+                    self.steps.keep(shape, Known::Recorded(graph));
+                }
+                None => {
+                    queue(self)?;
+                    self.steps.keep(shape, Known::Seen);
+                }
+            }
+            self.gpu.synchronize()?;
+            return self.collect(group);
+        }
+        self.forward(&step)?;
+        let mut out = Vec::new();
+        for group in &groups {
+            self.logits(step.family, group)?;
+            self.gpu.synchronize()?;
+            out.extend(self.collect(group)?);
+        }
+        // A launch without outputs fails here, not later.
+        self.gpu.synchronize()?;
+        Ok(out)
     }
 
     fn check(&self, block: BlockId) -> std::result::Result<usize, DeviceError> {
@@ -460,14 +438,10 @@ impl Device for CudaDevice {
         for launch in &step.launches {
             let mut rows = Vec::new();
             if !launch.segments.is_empty() {
-                let step = self.step(launch)?;
-                self.forward(&step)?;
-                let mut all = self.results(launch, &step.starts, step.rows)?.into_iter();
+                let mut all = self.run(launch)?.into_iter();
                 for segment in &launch.segments {
                     rows.push(all.by_ref().take(segment.outputs.len()).collect());
                 }
-                // A launch without outputs fails here, not later.
-                self.gpu.synchronize()?;
             }
             out.rows.push(rows);
         }

@@ -163,6 +163,14 @@ impl Gpu {
         self.stream.handle.cast()
     }
 
+    pub(crate) fn stream_handle(&self) -> sys::CUstream {
+        self.stream.handle
+    }
+
+    pub(crate) fn shared_stream(&self) -> Arc<Stream> {
+        Arc::clone(&self.stream)
+    }
+
     /// What may matter to an identity, by name.
     pub fn facts(&self) -> Vec<(String, String)> {
         let (d, m) = (self.driver, self.multiprocessors);
@@ -177,7 +185,7 @@ impl Gpu {
         ]
     }
 
-    fn error(&self, what: impl Into<String>, error: DriverError) -> CudaError {
+    pub(crate) fn error(&self, what: impl Into<String>, error: DriverError) -> CudaError {
         CudaError::Driver {
             index: self.index,
             what: what.into(),
@@ -217,27 +225,6 @@ impl Gpu {
             }
             Err(error) => Err(self.error(format!("cannot allocate {what}"), error)),
         }
-    }
-
-    /// Copies of several lists in one piece of device memory.
-    pub fn upload_all<const N: usize>(
-        &self,
-        lists: [&[i32]; N],
-        what: &str,
-    ) -> Result<[Buffer; N], CudaError> {
-        let mut all = Vec::new();
-        let mut starts = [0; N];
-        for (list, start) in lists.iter().zip(&mut starts) {
-            all.resize(all.len().next_multiple_of(8), 0); // kernels read up to 16 bytes at once
-            *start = all.len() * 4;
-            all.extend_from_slice(list);
-        }
-        let whole = self.upload(&all, what)?;
-        Ok(std::array::from_fn(|i| Buffer {
-            address: whole.address + starts[i] as u64,
-            bytes: lists[i].len() * 4,
-            memory: Arc::clone(&whole.memory),
-        }))
     }
 
     /// A copy of `data` in device memory.
@@ -452,7 +439,7 @@ impl Drop for Gpu {
 }
 
 /// A queue of work on the device; outlives everything that is freed through it.
-struct Stream {
+pub(crate) struct Stream {
     handle: sys::CUstream,
     context: Arc<CudaContext>,
 }
@@ -481,11 +468,16 @@ impl Stream {
             context: Arc::clone(context),
         })
     }
+
+    /// Makes the context this thread's; whether that worked.
+    pub(crate) fn bind(&self) -> bool {
+        self.context.bind_to_thread().is_ok()
+    }
 }
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if self.context.bind_to_thread().is_ok() {
+        if self.bind() {
             // SAFETY: created by us; the driver ends what is queued first.
             let _ = unsafe { result::stream::destroy(self.handle) };
         }
@@ -514,11 +506,21 @@ impl Buffer {
     pub fn bytes(&self) -> usize {
         self.bytes
     }
+
+    /// So many bytes of it from `at`, as far as it has them.
+    pub fn part(&self, at: usize, bytes: usize) -> Buffer {
+        let at = at.min(self.bytes);
+        Buffer {
+            address: self.address + at as u64,
+            bytes: bytes.min(self.bytes - at),
+            memory: Arc::clone(&self.memory),
+        }
+    }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if self.stream.context.bind_to_thread().is_ok() {
+        if self.stream.bind() {
             // SAFETY: allocated by us on this stream.
             let _ = unsafe { result::free_async(self.address, self.stream.handle) };
         }

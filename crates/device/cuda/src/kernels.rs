@@ -62,9 +62,9 @@ macro_rules! unit {
     };
 }
 
-/// Dynamic shared memory of `linear_mma` for `nt` groups of eight tokens and `bx` boxes a stage.
-pub const fn mma_shared(nt: u32, bx: u32) -> u32 {
-    ring(bx * (64 + 8 * nt) * 128, 212)
+/// Dynamic shared memory of `linear_mma` for `nt` groups of eight tokens and `wn` warps, four boxes a stage.
+pub const fn mma_shared(nt: u32, wn: u32) -> u32 {
+    ring(4 * (16 * wn + 8 * nt) * 128, 212)
 }
 
 /// Dynamic shared memory of `linear_wg` for `wg` warpgroups, `tn` tokens a tile and `bx` boxes a stage.
@@ -172,25 +172,73 @@ pub static UNITS: &[Unit] = &[
         0
     ),
     unit!(
-        "linear_mma_8",
+        "linear_mma_8_32",
         "linear_mma.cu",
-        &["NT=1", "BX=4"],
+        &["NT=1", "WN=2"],
+        true,
+        "linear_mma",
+        mma_shared(1, 2)
+    ),
+    unit!(
+        "linear_mma_8_48",
+        "linear_mma.cu",
+        &["NT=1", "WN=3"],
+        true,
+        "linear_mma",
+        mma_shared(1, 3)
+    ),
+    unit!(
+        "linear_mma_8_64",
+        "linear_mma.cu",
+        &["NT=1", "WN=4"],
         true,
         "linear_mma",
         mma_shared(1, 4)
     ),
     unit!(
-        "linear_mma_16",
+        "linear_mma_16_32",
         "linear_mma.cu",
-        &["NT=2", "BX=4"],
+        &["NT=2", "WN=2"],
+        true,
+        "linear_mma",
+        mma_shared(2, 2)
+    ),
+    unit!(
+        "linear_mma_16_48",
+        "linear_mma.cu",
+        &["NT=2", "WN=3"],
+        true,
+        "linear_mma",
+        mma_shared(2, 3)
+    ),
+    unit!(
+        "linear_mma_16_64",
+        "linear_mma.cu",
+        &["NT=2", "WN=4"],
         true,
         "linear_mma",
         mma_shared(2, 4)
     ),
     unit!(
-        "linear_mma_32",
+        "linear_mma_32_32",
         "linear_mma.cu",
-        &["NT=4", "BX=4"],
+        &["NT=4", "WN=2"],
+        true,
+        "linear_mma",
+        mma_shared(4, 2)
+    ),
+    unit!(
+        "linear_mma_32_48",
+        "linear_mma.cu",
+        &["NT=4", "WN=3"],
+        true,
+        "linear_mma",
+        mma_shared(4, 3)
+    ),
+    unit!(
+        "linear_mma_32_64",
+        "linear_mma.cu",
+        &["NT=4", "WN=4"],
         true,
         "linear_mma",
         mma_shared(4, 4)
@@ -345,7 +393,7 @@ mod tests {
 
     #[test]
     fn options_are_exactly_these() {
-        let all = options(unit("linear_mma_16").unwrap(), ARCH);
+        let all = options(unit("linear_mma_16_48").unwrap(), ARCH);
         let want = [
             "--gpu-architecture=sm_90a",
             "-fmad=false",
@@ -355,7 +403,7 @@ mod tests {
             "--std=c++17",
             "--ptxas-options=-v",
             "-DNT=2",
-            "-DBX=4",
+            "-DWN=3",
         ];
         assert_eq!(all, want);
     }

@@ -3,6 +3,7 @@
 
 use crate::args::{Args, Shape};
 use crate::gpu::{Buffer, Gpu};
+use crate::graph::Pinned;
 use crate::{CudaError, kernels};
 use model::Recipe;
 use numerics::TOP_N;
@@ -11,6 +12,33 @@ type Result<T> = std::result::Result<T, CudaError>;
 
 /// The plain kernel for products.
 pub const LINEAR_REF: &str = "linear_ref";
+
+/// A kernel for few tokens.
+struct Few {
+    name: &'static str,
+    /// At most.
+    tokens: usize,
+    /// Rows of W a tile.
+    rows: usize,
+}
+
+const fn few(name: &'static str, tokens: usize, rows: usize) -> Few {
+    Few { name, tokens, rows }
+}
+
+/// By tokens; of equally fast ones the first is chosen.
+const FEW: [Few; 9] = [
+    few("linear_mma_8_64", 8, 64),
+    few("linear_mma_8_48", 8, 48),
+    few("linear_mma_8_32", 8, 32),
+    few("linear_mma_16_64", 16, 64),
+    few("linear_mma_16_48", 16, 48),
+    few("linear_mma_16_32", 16, 32),
+    few("linear_mma_32_64", 32, 64),
+    few("linear_mma_32_48", 32, 48),
+    few("linear_mma_32_32", 32, 32),
+];
+
 pub(crate) fn refuse(ok: bool, what: impl FnOnce() -> String) -> Result<()> {
     if ok {
         Ok(())
@@ -50,21 +78,13 @@ pub struct Linear<'a> {
 }
 
 impl Linear<'_> {
-    /// The kernels that can do it, fastest first.
+    /// The kernels that can do it, from fast to slow where `outputs` and `multiprocessors` do not matter.
     pub fn kernels(tokens: usize, width: usize) -> Vec<&'static str> {
         if !width.is_multiple_of(8) {
             return vec![LINEAR_REF]; // a tensor map's rows are multiples of 16 bytes
         }
-        let mut all = Vec::new();
-        for (name, most) in [
-            ("linear_mma_8", 8),
-            ("linear_mma_16", 16),
-            ("linear_mma_32", 32),
-        ] {
-            if tokens <= most {
-                all.push(name);
-            }
-        }
+        let few = FEW.iter().filter(|f| tokens <= f.tokens);
+        let mut all: Vec<_> = few.map(|f| f.name).collect();
         let mut wide = ["linear_wg_64", "linear_wg_128", "linear_wg_256"];
         if tokens > 128 {
             wide.reverse();
@@ -87,10 +107,17 @@ impl Linear<'_> {
         }
     }
 
-    /// The fastest kernel.
-    pub fn best(&self) -> &'static str {
+    /// The fastest kernel: of those for few tokens, the one whose tiles leave no multiprocessor more rows to stream than
+    /// another's would.
+    pub fn best(&self, multiprocessors: usize) -> &'static str {
         let all = Self::kernels(self.tokens, self.width);
-        all.first().copied().unwrap_or(LINEAR_REF)
+        let first = all.first().copied().unwrap_or(LINEAR_REF);
+        let Some(few) = FEW.iter().find(|f| f.name == first) else {
+            return first;
+        };
+        let most = |f: &&Few| self.outputs.div_ceil(f.rows).div_ceil(multiprocessors) * f.rows;
+        let able = FEW.iter().filter(|f| f.tokens == few.tokens);
+        able.min_by_key(most).map_or(first, |f| f.name)
     }
 
     /// Launches it on one of [`Linear::kernels`].
@@ -112,13 +139,12 @@ impl Linear<'_> {
             return unsafe { gpu.launch(kernel, Shape::new(n.div_ceil(128), 128).by(t), &args) };
         }
         // Rows of W and of x a tile, threads a block.
-        let (rows, tokens, threads, parts) = match kernel {
-            "linear_mma_8" => (64, 8, 160, 1),
-            "linear_mma_16" => (64, 16, 160, 1),
-            "linear_mma_32" => (64, 32, 160, 1),
-            "linear_wg_64" => (64, 64, 256, t.div_ceil(64)),
-            "linear_wg_128" => (64, 128, 256, t.div_ceil(128)),
-            "linear_wg_256" => (128, 256, 384, t.div_ceil(256)),
+        let few = FEW.iter().find(|f| f.name == kernel);
+        let (rows, tokens, threads, parts) = match (few, kernel) {
+            (Some(f), _) => (f.rows, f.tokens, 2 * f.rows as u32 + 32, 1),
+            (_, "linear_wg_64") => (64, 64, 256, t.div_ceil(64)),
+            (_, "linear_wg_128") => (64, 128, 256, t.div_ceil(128)),
+            (_, "linear_wg_256") => (128, 256, 384, t.div_ceil(256)),
             _ => return Err(CudaError::Unsupported(format!("{kernel} is no product"))),
         };
         refuse(k.is_multiple_of(8) && t <= tokens * parts, || {
@@ -392,7 +418,7 @@ pub struct Selection {
     keys: Buffer,
     sums: Buffer,
     wrong: Buffer,
-    /// A row's ids, logits, sum and status, one list after another.
+    /// Ids, logits, sums and statuses, one list after another.
     results: Buffer,
     rows: usize,
 }
@@ -404,14 +430,14 @@ const PARTS: usize = 32;
 pub type Picked = (Option<Vec<(u32, f32)>>, f32);
 
 impl Selection {
-    /// Room for so many rows.
+    /// Room for at most so many rows.
     pub fn new(gpu: &Gpu, rows: usize) -> Result<Self> {
         let room = |n: usize| gpu.alloc(rows * n, "selection");
         Ok(Self {
             keys: room(PARTS * TOP_N * 8)?,
             sums: room(PARTS * 8)?,
             wrong: room(PARTS * 4)?,
-            results: room((2 * TOP_N + 2) * 4)?,
+            results: room(Self::WORDS * 4)?,
             rows,
         })
     }
@@ -426,8 +452,8 @@ impl Selection {
         vocab: usize,
     ) -> Result<()> {
         holds(z, 0, rows * stride * 4, "logits")?;
-        refuse(rows == self.rows, || {
-            format!("{rows} rows selected, not {}", self.rows)
+        refuse(rows <= self.rows, || {
+            format!("{rows} rows selected, room for {}", self.rows)
         })?;
         refuse(vocab <= stride, || {
             format!("{vocab} logits in rows of {stride}")
@@ -458,21 +484,34 @@ impl Selection {
         }
     }
 
+    /// Queues a copy of the results of so many rows.
+    pub fn fetch(&self, gpu: &Gpu, rows: usize, to: &Pinned) -> Result<()> {
+        gpu.fetch(&self.results, to, rows * Self::WORDS)
+    }
+
     /// Waits and reads.
     pub fn read(&self, gpu: &Gpu, rows: usize, vocab: usize) -> Result<Vec<Picked>> {
-        let all: Vec<u32> = gpu.download(&self.results, rows * (2 * TOP_N + 2))?;
-        let (ids, rest) = all.split_at(rows * TOP_N);
+        let all: Vec<i32> = gpu.download(&self.results, rows * Self::WORDS)?;
+        Ok(Self::picked(&all, rows, vocab))
+    }
+
+    /// Words of a row's results.
+    pub const WORDS: usize = 2 * TOP_N + 2;
+
+    /// What the results of so many rows say.
+    pub fn picked(words: &[i32], rows: usize, vocab: usize) -> Vec<Picked> {
+        let (ids, rest) = words.split_at(rows * TOP_N);
         let (tops, rest) = rest.split_at(rows * TOP_N);
         let (sums, nan) = rest.split_at(rows);
         let row = |r: usize| {
             let row = r * TOP_N..r * TOP_N + TOP_N.min(vocab);
-            let logits = tops[row.clone()].iter().map(|&z| f32::from_bits(z));
-            let pairs = ids[row].iter().copied().zip(logits);
+            let logits = tops[row.clone()].iter().map(|&z| f32::from_bits(z as u32));
+            let pairs = ids[row].iter().map(|&id| id as u32).zip(logits);
             (
                 (nan[r] == 0).then(|| pairs.collect()),
-                f32::from_bits(sums[r]),
+                f32::from_bits(sums[r] as u32),
             )
         };
-        Ok((0..rows).map(row).collect())
+        (0..rows).map(row).collect()
     }
 }

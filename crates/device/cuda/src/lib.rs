@@ -14,14 +14,17 @@ pub mod cublaslt;
 pub mod decoder;
 pub mod error;
 pub mod gpu;
+pub mod graph;
 pub mod kernels;
 pub mod launch;
 pub mod library;
+pub mod lists;
 mod logits;
 pub mod nvrtc;
 pub mod ops;
 pub mod pages;
 pub mod report;
+mod step;
 pub mod weights;
 
 pub use cache::{Built, Cache};

@@ -1,9 +1,9 @@
 //! From the residual stream to a launch's results: final norm, output matrix, selection.
 
+use crate::CudaError;
 use crate::decoder::{CudaDevice, product};
 use crate::launch::{self, Selection};
-use crate::{CudaError, gpu::Buffer};
-use device::{Launch, LogitRows, OutputRow, RowResult};
+use device::{KernelFamily, Launch, LogitRows, OutputRow, RowResult};
 
 type Result<T> = std::result::Result<T, CudaError>;
 
@@ -12,15 +12,15 @@ const MOST: usize = 128;
 
 /// Rows that go through the output matrix together, and which of them are results.
 #[derive(Debug, PartialEq)]
-struct Group<'a> {
+pub(crate) struct Group<'a> {
     /// Rows of the launch.
-    rows: Vec<usize>,
+    pub rows: Vec<usize>,
     /// (place in `rows`, what is wanted of it).
     wanted: Vec<(usize, &'a OutputRow)>,
 }
 
 /// The groups of a launch, in which every output has its place, in order.
-fn groups<'a>(launch: &'a Launch, starts: &[usize], rows: usize) -> Vec<Group<'a>> {
+pub(crate) fn groups<'a>(launch: &'a Launch, starts: &[usize], rows: usize) -> Vec<Group<'a>> {
     let segments = launch.segments.iter().zip(starts);
     let wanted: Vec<(usize, &OutputRow)> = segments
         .flat_map(|(s, start)| s.outputs.iter().map(move |o| (start + o.index, o)))
@@ -47,84 +47,87 @@ fn groups<'a>(launch: &'a Launch, starts: &[usize], rows: usize) -> Vec<Group<'a
     }
 }
 
-impl CudaDevice {
-    /// Section 10 of NUMERICS.md for every output, in order. `starts`: each segment's first row of so many.
-    pub(crate) fn results(
-        &self,
-        launch: &Launch,
-        starts: &[usize],
-        rows: usize,
-    ) -> Result<Vec<RowResult>> {
-        let mut out = Vec::new();
-        for group in groups(launch, starts, rows) {
-            let (z, stride) = self.logits(launch, &group.rows)?;
-            let selection = Selection::new(&self.gpu, group.rows.len())?;
-            let vocab = self.config.vocab_size;
-            selection.run(&self.gpu, &z, group.rows.len(), stride, vocab)?;
-            let picked = selection.read(&self.gpu, group.rows.len(), vocab)?;
-            for (row, output) in group.wanted {
-                let (top, log_sum_exp) = &picked[row];
-                out.push(match top {
-                    None => RowResult {
-                        nan: true,
-                        top: Vec::new(),
-                        log_sum_exp: 0.0,
-                        logits: None,
-                        score: None,
-                    },
-                    Some(top) => {
-                        let read = |from: usize, n: usize| -> Result<Vec<f32>> {
-                            let mut some = vec![0.0; n];
-                            self.gpu.read(&z, (row * stride + from) * 4, &mut some)?;
-                            Ok(some)
-                        };
-                        RowResult {
-                            nan: false,
-                            top: top.clone(),
-                            log_sum_exp: *log_sum_exp,
-                            score: match output.score {
-                                Some(token) => read(token as usize, 1)?.first().copied(),
-                                None => None,
-                            },
-                            logits: match output.logits {
-                                true => Some(read(0, vocab)?),
-                                false => None,
-                            },
-                        }
-                    }
-                });
-            }
-        }
-        Ok(out)
+impl Group<'_> {
+    /// First row and how many, if they follow one another.
+    pub fn consecutive(&self) -> Option<(usize, usize)> {
+        let first = *self.rows.first()?;
+        let follow = self.rows.windows(2).all(|w| w[0] + 1 == w[1]);
+        follow.then_some((first, self.rows.len()))
     }
+}
 
-    /// Logits `[rows][stride]` of rows of the residual stream, ascending, and the stride.
-    fn logits(&self, launch: &Launch, rows: &[usize]) -> Result<(Buffer, usize)> {
-        let Some(s) = &self.scratch else {
+impl CudaDevice {
+    /// Queues section 10 of NUMERICS.md for a group: logits, selection, and the copy of what is selected.
+    pub(crate) fn logits(&self, family: KernelFamily, group: &Group) -> Result<()> {
+        let (Some(s), Some(io)) = (&self.scratch, &self.io) else {
             return Err(CudaError::Unsupported("logits of nothing".into()));
         };
-        let (c, gpu, n) = (&*self.config, &self.gpu, rows.len());
-        let head = self.weights.head.as_ref().unwrap_or(&self.weights.embed);
-        let row = c.hidden * 2;
-        let x = gpu.alloc(n * row, "output rows")?;
-        let mut at = 0;
-        for run in rows.chunk_by(|a, b| a + 1 == *b) {
-            gpu.copy(&s.h, run[0] * row, &x, at * row, run.len() * row)?;
-            at += run.len();
-        }
-        let y = gpu.alloc(n * row, "output rows")?;
-        let norm = Some((&self.weights.final_norm, &y));
+        let (c, gpu, n) = (&*self.config, &self.gpu, group.rows.len());
+        let (head, row) = (self.head(), c.hidden * 2);
+        let consecutive = group.consecutive();
+        let x = match consecutive {
+            Some((first, n)) => s.h.part(first * row, n * row),
+            None => {
+                let mut at = 0;
+                for run in group.rows.chunk_by(|a, b| a + 1 == *b) {
+                    gpu.copy(&s.h, run[0] * row, &io.x, at * row, run.len() * row)?;
+                    at += run.len();
+                }
+                io.x.part(0, n * row)
+            }
+        };
+        let norm = Some((&self.weights.final_norm, &io.y));
         launch::norm(gpu, &x, None, norm, n, c.hidden, c.norm_eps)?;
-        let z = gpu.alloc(n * head.rows * 4, "logits")?;
-        self.product(launch.family, &product(head, None, &y, &z, n, true))?;
-        Ok((z, head.rows))
+        self.product(family, &product(head, None, &io.y, &io.z, n, true))?;
+        io.selection.run(gpu, &io.z, n, head.rows, c.vocab_size)?;
+        io.selection.fetch(gpu, n, &io.results)
+    }
+
+    /// What a group's outputs are, in order, once its logits are there.
+    pub(crate) fn collect(&self, group: &Group) -> Result<Vec<RowResult>> {
+        let Some(io) = &self.io else {
+            return Err(CudaError::Unsupported("results of nothing".into()));
+        };
+        let (vocab, stride) = (self.config.vocab_size, self.head().rows);
+        let picked = Selection::picked(io.results.words(), group.rows.len(), vocab);
+        let one = |&(row, output): &(usize, &OutputRow)| -> Result<RowResult> {
+            let (top, log_sum_exp) = &picked[row];
+            let Some(top) = top else {
+                return Ok(RowResult {
+                    nan: true,
+                    top: Vec::new(),
+                    log_sum_exp: 0.0,
+                    logits: None,
+                    score: None,
+                });
+            };
+            let read = |from: usize, n: usize| -> Result<Vec<f32>> {
+                let mut some = vec![0.0; n];
+                self.gpu.read(&io.z, (row * stride + from) * 4, &mut some)?;
+                Ok(some)
+            };
+            Ok(RowResult {
+                nan: false,
+                top: top.clone(),
+                log_sum_exp: *log_sum_exp,
+                score: match output.score {
+                    Some(token) => read(token as usize, 1)?.first().copied(),
+                    None => None,
+                },
+                logits: match output.logits {
+                    true => Some(read(0, vocab)?),
+                    false => None,
+                },
+            })
+        };
+        group.wanted.iter().map(one).collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use device::{KernelFamily, KvSplit, Segment};
+    use device::{KvSplit, Segment};
 
     fn launch(logit_rows: LogitRows) -> Launch {
         let segment = |offset, tokens: usize, outputs: &[usize]| Segment {

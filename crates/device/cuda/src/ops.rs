@@ -1,7 +1,8 @@
 //! The operations of profile `hopper-bf16` on a GPU, one at a time, from and to host memory: what tests compare.
 
-use crate::attention::{self, Plan};
+use crate::attention::{self, Partial, Plan};
 use crate::gpu::{Buffer, Gpu};
+use crate::lists::Lists;
 use crate::{CudaError, launch, pages};
 use device::KvSplit;
 use device::hopper_cases::{
@@ -227,7 +228,10 @@ impl<'a> CudaOps<'a> {
         let runs = runs(c);
         let q = gpu.upload(&c.q, "queries")?;
         let out = self.poisoned(c.q.len() * 2)?;
-        let plan = Plan::new(gpu, heads(c), &table, most, &runs, KvSplit::Contract)?;
+        let mut lists = Lists::default();
+        let plan = Plan::new(&mut lists, heads(c), &table, most, &runs, KvSplit::Contract)?;
+        let lists = lists.upload(gpu)?;
+        let partial = Partial::new(gpu, plan.partial())?;
         let job = attention::Attention {
             q: &q,
             pool: (&pool, 0),
@@ -235,7 +239,7 @@ impl<'a> CudaOps<'a> {
             window: c.window,
             scale: c.scale,
         };
-        job.run(gpu, &plan, kernel)?;
+        job.run(gpu, &plan, &lists, Some(&partial), kernel)?;
         gpu.download(&out, c.q.len())
     }
 

@@ -110,6 +110,10 @@ impl Device for Host {
         self.lock().device.unsupported(family)
     }
 
+    fn mixes_families(&self) -> bool {
+        self.lock().device.mixes_families()
+    }
+
     fn execute(&mut self, plan: &StepPlan) -> Result<StepOutput, DeviceError> {
         let mut shared = self.lock();
         let start = Instant::now();

@@ -359,6 +359,10 @@ impl Device for Timed {
         self.device.unsupported(family)
     }
 
+    fn mixes_families(&self) -> bool {
+        self.device.mixes_families()
+    }
+
     fn execute(&mut self, plan: &StepPlan) -> Result<StepOutput, DeviceError> {
         let output = self.device.execute(plan);
         let mut times = self.times.lock().unwrap_or_else(PoisonError::into_inner);

@@ -63,6 +63,12 @@ pub trait Device: Send {
         }
     }
 
+    /// Whether launches of both families read and write the same keys and values, so that a request which promises nothing
+    /// may go from one to the other.
+    fn mixes_families(&self) -> bool {
+        false
+    }
+
     /// Runs the launches in order.
     fn execute(&mut self, plan: &StepPlan) -> Result<StepOutput, DeviceError>;
 

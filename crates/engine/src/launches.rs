@@ -42,6 +42,16 @@ impl Engine {
             for (_, geometry, placed) in launches.iter_mut().filter(same) {
                 fill(geometry, placed, &mut left);
             }
+            // Weights are not read a second time for those who promise nothing.
+            let takes_all = |l: &&mut Planned| self.planners[l.0].1.capabilities().takes_all;
+            if self.device.mixes_families()
+                && let Some((_, geometry, placed)) = launches.iter_mut().find(takes_all)
+            {
+                for share in left.drain(..) {
+                    placed.push((share, geometry.rows));
+                    geometry.rows += share.1;
+                }
+            }
             self.own_launches(i, &left, &mut launches);
         }
         let mut plan = StepPlan::default();

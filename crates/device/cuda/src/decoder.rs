@@ -416,6 +416,10 @@ impl Device for CudaDevice {
         family == KernelFamily::Contract || (self.vendor && self.products.is_ok())
     }
 
+    fn mixes_families(&self) -> bool {
+        true
+    }
+
     fn unsupported(&self, family: KernelFamily) -> String {
         match family {
             KernelFamily::Contract => "contract kernels are always there".into(),

@@ -256,6 +256,10 @@ impl Device for CpuDevice {
         family == KernelFamily::Contract || self.vendor
     }
 
+    fn mixes_families(&self) -> bool {
+        true
+    }
+
     fn execute(&mut self, plan: &StepPlan) -> Result<StepOutput, DeviceError> {
         let c = &self.model.config;
         crate::validate::validate(plan, c.vocab_size, c.context, self.kv_blocks)?;

@@ -17,7 +17,10 @@ impl Planner for InvariantPlanner {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities::FREE
+        Capabilities {
+            takes_all: true,
+            ..Capabilities::FREE
+        }
     }
 
     fn plan(&self, works: &[Work]) -> Vec<Geometry> {

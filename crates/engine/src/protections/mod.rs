@@ -28,8 +28,11 @@ pub struct Capabilities {
     pub cacheable: bool,
     /// KV may be dropped and recomputed. Otherwise blocks for prompt and answer are reserved at admission.
     pub preemptible: bool,
-    /// Its requests may take the free slots of others' launches of the same family.
+    /// Its requests may take the free slots of others' launches of the same family, and go along in launches that take
+    /// any number.
     pub rides: bool,
+    /// Its launches take any number of riders, since no bit depends on who is in them.
+    pub takes_all: bool,
     /// While one of its requests decodes, requests that ride run in every so many steps only.
     pub pauses_riders: Option<usize>,
     /// Requests running at a time at most.
@@ -43,6 +46,7 @@ impl Capabilities {
         cacheable: false,
         preemptible: false,
         rides: false,
+        takes_all: false,
         pauses_riders: None,
         targets_per_step: None,
     };
@@ -52,6 +56,7 @@ impl Capabilities {
         cacheable: true,
         preemptible: true,
         rides: false,
+        takes_all: false,
         pauses_riders: None,
         targets_per_step: None,
     };

@@ -45,6 +45,8 @@ pub struct Log {
     pub dummy_leaks: bool,
     /// Memory that was filled may be read: its value enters the state.
     pub reads_filled: bool,
+    /// Launches of one family may read KV of the other: the state that wrote it enters theirs.
+    pub mixes: bool,
 }
 
 pub type SharedLog = Arc<Mutex<Log>>;
@@ -57,6 +59,7 @@ struct FakeDevice {
     leaky: bool,
     dummy_leaks: bool,
     reads_filled: bool,
+    mixes: bool,
     /// What each row of the buffer last held.
     stale: Vec<u64>,
 }
@@ -72,6 +75,7 @@ pub fn fake_device(blocks: usize, families: &[KernelFamily]) -> (Box<dyn Device>
         leaky: false,
         dummy_leaks: false,
         reads_filled: false,
+        mixes: false,
         stale: Vec::new(),
     };
     (Box::new(device), log)
@@ -93,8 +97,8 @@ impl FakeDevice {
                     position,
                     state,
                 } => {
-                    assert_eq!(
-                        family, launch.family,
+                    assert!(
+                        self.mixes || family == launch.family,
                         "position {p} reads KV of the other family"
                     );
                     assert_eq!(position, p, "position {p} reads another position's KV");
@@ -276,6 +280,10 @@ impl Device for FakeDevice {
         self.families.contains(&family)
     }
 
+    fn mixes_families(&self) -> bool {
+        self.log.lock().unwrap().mixes
+    }
+
     fn execute(&mut self, plan: &StepPlan) -> Result<StepOutput, DeviceError> {
         {
             let mut log = self.log.lock().unwrap();
@@ -291,6 +299,7 @@ impl Device for FakeDevice {
             self.leaky = log.leaky;
             self.dummy_leaks = log.dummy_leaks;
             self.reads_filled = log.reads_filled;
+            self.mixes = log.mixes;
         }
         let blocks = self.kv_blocks();
         let mut run = |launch: &Launch| {

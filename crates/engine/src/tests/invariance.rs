@@ -513,3 +513,35 @@ fn thirty_prompts_in_shuffled_batches_of_12_and_16_agree() {
         );
     }
 }
+
+#[test]
+fn those_without_a_promise_go_along_in_contract_launches() {
+    for at in 0..12 {
+        let (mut engine, log) = fake_engine(200, small_budget());
+        log.lock().unwrap().mixes = true;
+        let before = engine.submit(none(7, 100, 40)).unwrap();
+        let mut id = None;
+        let record = run_with(&mut engine, |engine, record| {
+            if record.steps == at {
+                id = Some(engine.submit(target()).unwrap());
+                for (i, len) in [1, 63, 64, 65, 130].into_iter().enumerate() {
+                    engine.submit(none(60 + i as u64, len, 3)).unwrap();
+                }
+            }
+        });
+        assert_eq!(record.answers[&id.unwrap()], solo(&target()));
+        assert_eq!(record.answers[&before].tokens.len(), 40);
+        // Weights are read once a step, whoever is in it; without a target by vendor kernels.
+        let plans = std::mem::take(&mut log.lock().unwrap().plans);
+        assert!(plans.iter().all(|p| p.launches.len() == 1));
+        let families: Vec<_> = plans.iter().map(|p| p.launches[0].family).collect();
+        assert!(families.contains(&device::KernelFamily::Vendor));
+        assert!(families.contains(&device::KernelFamily::Contract));
+    }
+    let (mut engine, log) = fake_engine(200, small_budget());
+    engine.submit(target()).unwrap();
+    engine.submit(none(7, 100, 10)).unwrap();
+    run(&mut engine);
+    let apart = |p: &device::StepPlan| p.launches.len() == 2;
+    assert!(log.lock().unwrap().plans.iter().any(apart));
+}

@@ -237,6 +237,7 @@ impl Planner for Strict {
             cacheable: false,
             preemptible: false,
             rides: false,
+            takes_all: false,
             pauses_riders: None,
             targets_per_step: Some(1),
         }

@@ -88,6 +88,11 @@ impl Host {
         )
     }
 
+    /// Bytes a second that copies within the device's memory read and write, measured now, where that bounds a step.
+    pub fn copy_bandwidth(&self) -> Option<f64> {
+        self.lock().device.copy_bandwidth()
+    }
+
     fn lock(&self) -> MutexGuard<'_, Shared> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }

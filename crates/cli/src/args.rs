@@ -390,9 +390,29 @@ pub struct BenchArgs {
     /// this machine, in turns
     #[arg(long, conflicts_with_all = ["sequences", "beside"])]
     pub http: bool,
-    /// Prompt tokens of each
-    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    pub prompt_tokens: u32,
+    /// Measure the batches by which whole engines are compared on a GPU instead: 1, 8 and 32 prompts of 512 tokens, 8 of
+    /// 64 to 2,048, 128 of 256, one of 8,192
+    #[arg(long, conflicts_with_all = ["sequences", "beside", "http", "prompt_tokens", "max_tokens"])]
+    pub suite: bool,
+    /// Measure requests that come one by one, so many a second, of lengths as in a public trace instead: what targets among
+    /// them wait for, and what they cost the others
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = crate::values::rate,
+          conflicts_with_all = ["sequences", "beside", "http", "suite", "prompt_tokens", "max_tokens", "repeats"])]
+    pub rate: Vec<f64>,
+    /// Requests that come at each rate
+    #[arg(long, value_name = "N", default_value_t = 64, requires = "rate", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub requests: u32,
+    /// One of so many is a target, the first among them
+    #[arg(long, value_name = "N", default_value_t = 8, requires = "rate", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub target_every: u32,
+    /// Time each operation on its own, with its bytes and operations a second: where a step's time goes. On a GPU nothing
+    /// overlaps then, so that steps take longer
+    #[arg(long, conflicts_with_all = ["beside", "http", "rate"])]
+    pub kernels: bool,
+    /// Prompt tokens of each; of several numbers, sequences take them in turn
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "512",
+          value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub prompt_tokens: Vec<u32>,
     /// Tokens each generates
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(2..=1_000_000))]
     pub max_tokens: u32,

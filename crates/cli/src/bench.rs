@@ -1,14 +1,17 @@
 //! `bench`: prefill and decode at several batch sizes, protections interleaved repeat by repeat, medians.
 
 use crate::args::{BenchArgs, Global};
+use crate::bench_cases::{self, Case, Floors, Prompts};
+use crate::bench_kernels::{self, Kernel};
 use crate::certificates::Certificates;
 use crate::output::{self, note};
-use crate::session::{KvNeed, Opened, Session};
+use crate::session::{KvNeed, Opened, Session, Timing};
 use crate::settings::Settings;
-use crate::{Outcome, bench_beside, bench_http, progress};
+use crate::{Outcome, bench_beside, bench_http, bench_serving, progress};
 use anyhow::{Context, Result, bail};
 use audit::{median, random_prompt};
 use device::BLOCK_TOKENS;
+use device_cuda::OpTime;
 use engine::{EngineConfig, Event, FinishReason, Protection, Request};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,8 +23,10 @@ struct Run {
     decode_step_ms: f64,
     total_ms: f64,
     device_ms: f64,
-    prefill: Vec<(&'static str, f64)>,
-    decode: Vec<(&'static str, f64)>,
+    prefill: Vec<OpTime>,
+    decode: Vec<OpTime>,
+    /// Steps of `decode`.
+    decode_steps: usize,
 }
 
 /// Medians of one cell.
@@ -29,8 +34,11 @@ struct Run {
 struct Cell {
     protection: &'static str,
     sequences: usize,
-    prompt_tokens: usize,
+    prompt_tokens: Prompts,
     max_tokens: usize,
+    /// At the tensor cores' peak, and by the memory's speed; where the device says how fast that is.
+    first_tokens_floor_ms: Option<f64>,
+    decode_step_floor_ms: Option<f64>,
     /// From submission until every sequence has its first token.
     first_tokens_ms: f64,
     /// Prompt tokens of all sequences over that time.
@@ -48,12 +56,18 @@ struct Cell {
     /// Share of each operation in the device's time until the first tokens, and after.
     prefill_shares: BTreeMap<&'static str, f64>,
     decode_shares: BTreeMap<&'static str, f64>,
+    /// With `--kernels`: operations until the first tokens, and of a step after.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    prefill_kernels: Vec<Kernel>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    decode_kernels: Vec<Kernel>,
 }
 
 /// `invariant` over `none`, by time: below 1 is faster.
 #[derive(Debug, Serialize)]
 struct Ratio {
     sequences: usize,
+    prompt_tokens: Prompts,
     first_tokens: f64,
     decode_step: f64,
     total: f64,
@@ -63,41 +77,43 @@ struct Ratio {
 pub fn run(global: &Global, args: &BenchArgs) -> Result<Outcome> {
     let settings = Settings::resolve(global)?;
     let opened = Opened::open(&settings)?;
-    let (prompt, new) = (args.prompt_tokens as usize, args.max_tokens as usize);
-    let context = opened.facts().context;
-    if prompt + new > context {
-        bail!(
-            "--prompt-tokens {prompt} and --max-tokens {new} make {} tokens, but the context is {context}",
-            prompt + new
-        );
+    let prompts = Prompts::new(&args.prompt_tokens);
+    if args.http && args.prompt_tokens.len() > 1 {
+        bail!("--prompt-tokens {prompts}: with --http all prompts have one length");
     }
-    let at_once = match args.beside.is_empty() {
-        _ if args.http => vec![2], // the next may come before the last one's blocks are free
-        true => args.sequences.clone(),
-        false => args.beside.iter().map(|n| n + 1).collect(),
+    let case = |&sequences: &u32| Case {
+        sequences: sequences as usize,
+        prompts: prompts.clone(),
+        new: args.max_tokens as usize,
     };
-    let most = at_once.iter().copied().max().unwrap_or(1) as usize;
-    let blocks = most * (prompt + new).div_ceil(BLOCK_TOKENS);
-    let allowed = opened.kv_blocks()?;
-    if blocks > allowed {
-        let bytes = blocks as u64 * BLOCK_TOKENS as u64 * opened.kv_bytes_per_token();
-        bail!(
-            "{most} sequences of {} tokens need {blocks} KV blocks, but the pool has {allowed}; allow --kv-memory {bytes} \
-             and max_running {most}",
-            prompt + new
-        );
-    }
+    let cases: Vec<Case> = match args.beside.is_empty() {
+        _ if args.suite => bench_cases::suite(),
+        _ if args.http => vec![case(&2)], // the next may come before the last one's blocks are free
+        _ if !args.rate.is_empty() => Vec::new(),
+        true => args.sequences.iter().map(case).collect(),
+        false => args.beside.iter().map(|n| case(&(n + 1))).collect(),
+    };
+    let blocks = needed_blocks(&opened, &cases)?;
     let protections = settings.protections(&args.protection);
     // Certifying a locked protection takes neighbours.
     let locked = |p: &Protection| !matches!(p, Protection::None | Protection::Invariant);
     let need = match protections.iter().any(locked) {
         true => KvNeed::Settings,
+        false if !args.rate.is_empty() => KvNeed::Settings,
         false => KvNeed::Blocks(blocks),
     };
-    let session = opened.start_timed(&protections, need)?;
+    let session = opened.start_timed(
+        &protections,
+        need,
+        if args.kernels {
+            Timing::Alone
+        } else {
+            Timing::Free
+        },
+    )?;
     if !global.quiet && !global.json {
         note(&format!(
-            "{}: {prompt} prompt tokens, {new} new, {} repeats, {} threads",
+            "{}: {} repeats, {} threads",
             session.name(),
             args.repeats,
             settings.threads.value
@@ -111,40 +127,50 @@ pub fn run(global: &Global, args: &BenchArgs) -> Result<Outcome> {
         let plan = bench_beside::Plan {
             protections,
             beside: args.beside.iter().map(|&n| n as usize).collect(),
-            prompt,
-            new,
+            prompts,
+            new: args.max_tokens as usize,
             repeats: args.repeats as usize,
         };
         bench_beside::run(global, &settings, &session, &plan)?;
         return Ok(Outcome::Done);
     }
+    if !args.rate.is_empty() {
+        let plan = bench_serving::Plan {
+            protections,
+            rates: args.rate.clone(),
+            requests: args.requests as usize,
+            target_every: args.target_every as usize,
+        };
+        bench_serving::run(global, &settings, &session, &plan)?;
+        return Ok(Outcome::Done);
+    }
     let mut config = settings.engine();
     let mut certificates = Certificates::new(&session);
     for &protection in &protections {
-        let certificate = certificates.of(protection, prompt)?;
-        let shared = certificate.filter(|c| c.equivariant);
-        config
-            .locked
-            .equivariant
-            .extend(shared.map(|c| (protection, c.geometry)));
+        for prompt in cases.iter().flat_map(|c| c.prompts.first(c.sequences)) {
+            let certificate = certificates.of(protection, prompt)?;
+            let shared = certificate.filter(|c| c.equivariant);
+            let shared = shared.map(|c| (protection, c.geometry));
+            let known = &mut config.locked.equivariant;
+            known.extend(shared.filter(|s| !known.contains(s)));
+        }
     }
-    let total = args.sequences.len() * args.repeats as usize * protections.len();
+    let bandwidth = session.host().copy_bandwidth();
+    let floors = bandwidth.map(|b| Floors::new(&session, b));
+    let total = cases.len() * args.repeats as usize * protections.len();
     let bar = progress::bar(global, total as u64);
     let mut cells = Vec::new();
-    for &sequences in &args.sequences {
-        let sequences = sequences as usize;
+    for case in &cases {
         let mut runs: Vec<Vec<Run>> = protections.iter().map(|_| Vec::new()).collect();
         for _ in 0..args.repeats {
             for (i, &protection) in protections.iter().enumerate() {
-                bar.set_message(format!("{}, {sequences} at once", protection.name()));
-                runs[i].push(run_once(
-                    &session, &config, protection, sequences, prompt, new,
-                )?);
+                bar.set_message(format!("{}, {} at once", protection.name(), case.sequences));
+                runs[i].push(run_once(&session, &config, protection, case)?);
                 bar.inc(1);
             }
         }
         for (runs, &protection) in runs.iter().zip(&protections) {
-            cells.push(Cell::new(protection, sequences, prompt, new, runs));
+            cells.push(Cell::new(protection, case, runs, floors.as_ref()));
         }
     }
     bar.finish_and_clear();
@@ -157,6 +183,7 @@ pub fn run(global: &Global, args: &BenchArgs) -> Result<Outcome> {
         document["cells"] = serde_json::to_value(&cells)?;
         document["ratios"] = serde_json::to_value(&ratios)?;
         document["peak_memory_bytes"] = serde_json::to_value(peak)?;
+        document["copy_bytes_per_s"] = serde_json::to_value(bandwidth)?;
         output::print_json(&document)?;
     } else {
         output::print(&text(&cells, &ratios, peak))?;
@@ -164,14 +191,42 @@ pub fn run(global: &Global, args: &BenchArgs) -> Result<Outcome> {
     Ok(Outcome::Done)
 }
 
+/// KV blocks that the largest case takes, if the pool may have as many.
+fn needed_blocks(opened: &Opened, cases: &[Case]) -> Result<usize> {
+    let context = opened.facts().context;
+    let allowed = opened.kv_blocks()?;
+    let mut most = 0;
+    for case in cases {
+        let (n, new) = (case.sequences, case.new);
+        let longest = case.prompts.first(n).max().unwrap_or(0);
+        if longest + new > context {
+            bail!(
+                "--prompt-tokens {longest} and --max-tokens {new} make {} tokens, but the context is {context}",
+                longest + new
+            );
+        }
+        let prompts = case.prompts.first(n);
+        let blocks: usize = prompts.map(|p| (p + new).div_ceil(BLOCK_TOKENS)).sum();
+        if blocks > allowed {
+            let bytes = blocks as u64 * BLOCK_TOKENS as u64 * opened.kv_bytes_per_token();
+            bail!(
+                "{n} sequences of {} prompt tokens and {new} more need {blocks} KV blocks, but the pool has {allowed}; allow \
+                 --kv-memory {bytes} and max_running {n}",
+                case.prompts
+            );
+        }
+        most = most.max(blocks);
+    }
+    Ok(most)
+}
+
 fn run_once(
     session: &Session,
     config: &EngineConfig,
     protection: Protection,
-    sequences: usize,
-    prompt: usize,
-    new: usize,
+    case: &Case,
 ) -> Result<Run> {
+    let sequences = case.sequences;
     let mut engine = session.engine(EngineConfig {
         max_running: sequences.max(config.max_running),
         token_budget: sequences.max(config.token_budget),
@@ -183,15 +238,15 @@ fn run_once(
     let mut prefill = Vec::new();
     let start = Instant::now();
     for i in 0..sequences {
-        let ids = random_prompt(i as u64, prompt, session.facts().vocab);
+        let ids = random_prompt(i as u64, case.prompts.of(i), session.facts().vocab);
         engine.submit(Request {
             use_cache: false,
-            ..Request::new(ids, protection, new)
+            ..Request::new(ids, protection, case.new)
         })?;
     }
     let mut first_tokens_ms = 0.0;
     let mut decode = Vec::new();
-    let mut started = 0;
+    let (mut started, mut decode_steps) = (0, 0);
     while !engine.is_idle() {
         let before = engine.stats().tokens_processed;
         let step = Instant::now();
@@ -211,6 +266,7 @@ fn run_once(
                 _ => {}
             }
         }
+        decode_steps += usize::from(started == sequences && !all_started);
         if all_started {
             first_tokens_ms = start.elapsed().as_secs_f64() * 1e3;
             prefill = session.take_times();
@@ -227,14 +283,15 @@ fn run_once(
         device_ms: session.host().take_busy().as_secs_f64() * 1e3,
         prefill,
         decode: session.take_times(),
+        decode_steps,
     })
 }
 
 /// Each operation's share of the time of all runs.
-fn shares(runs: &[Run], part: fn(&Run) -> &[(&'static str, f64)]) -> BTreeMap<&'static str, f64> {
+fn shares(runs: &[Run], part: fn(&Run) -> &[OpTime]) -> BTreeMap<&'static str, f64> {
     let mut sums: BTreeMap<&'static str, f64> = BTreeMap::new();
-    for (op, seconds) in runs.iter().flat_map(part) {
-        *sums.entry(op).or_default() += seconds;
+    for time in runs.iter().flat_map(part) {
+        *sums.entry(time.op).or_default() += time.seconds;
     }
     let total: f64 = sums.values().sum();
     sums.values_mut().for_each(|s| *s /= total.max(1e-12));
@@ -242,13 +299,9 @@ fn shares(runs: &[Run], part: fn(&Run) -> &[(&'static str, f64)]) -> BTreeMap<&'
 }
 
 impl Cell {
-    fn new(
-        protection: Protection,
-        sequences: usize,
-        prompt: usize,
-        new: usize,
-        runs: &[Run],
-    ) -> Self {
+    fn new(protection: Protection, case: &Case, runs: &[Run], floors: Option<&Floors>) -> Self {
+        let (sequences, new) = (case.sequences, case.new);
+        let prompt_tokens: usize = case.prompts.first(sequences).sum();
         let of = |get: fn(&Run) -> f64| median(&mut runs.iter().map(get).collect::<Vec<f64>>());
         let first_tokens_ms = of(|r| r.first_tokens_ms);
         let decode_step_ms = of(|r| r.decode_step_ms);
@@ -263,10 +316,12 @@ impl Cell {
         Self {
             protection: protection.name(),
             sequences,
-            prompt_tokens: prompt,
+            prompt_tokens: case.prompts.clone(),
             max_tokens: new,
             first_tokens_ms,
-            prefill_tokens_per_s: rate(sequences * prompt, first_tokens_ms),
+            first_tokens_floor_ms: floors.map(|f| f.first_tokens_ms(case)),
+            decode_step_floor_ms: floors.map(|f| f.decode_step_ms(case)),
+            prefill_tokens_per_s: rate(prompt_tokens, first_tokens_ms),
             decode_step_ms,
             decode_tokens_per_s: rate(sequences, decode_step_ms),
             total_ms,
@@ -274,31 +329,29 @@ impl Cell {
             device_share: of(|r| r.device_ms / r.total_ms.max(1e-9)),
             prefill_shares: shares(runs, |r| &r.prefill),
             decode_shares: shares(runs, |r| &r.decode),
+            prefill_kernels: bench_kernels::of(runs.last().map(|r| (&r.prefill[..], 1))),
+            decode_kernels: bench_kernels::of(runs.last().map(|r| (&r.decode[..], r.decode_steps))),
         }
     }
 }
 
 fn ratios(cells: &[Cell]) -> Vec<Ratio> {
-    let find = |name: &str, n: usize| {
-        cells
-            .iter()
-            .find(|c| c.protection == name && c.sequences == n)
+    let same = |a: &Cell, b: &Cell| {
+        let key = |c: &Cell| (c.sequences, c.max_tokens, c.prompt_tokens.clone());
+        key(a) == key(b)
     };
-    let mut out: Vec<Ratio> = Vec::new();
-    for cell in cells {
-        let n = cell.sequences;
-        if let (Some(none), Some(ours)) = (find("none", n), find("invariant", n))
-            && out.iter().all(|r| r.sequences != n)
-        {
-            out.push(Ratio {
-                sequences: n,
-                first_tokens: ours.first_tokens_ms / none.first_tokens_ms,
-                decode_step: ours.decode_step_ms / none.decode_step_ms,
-                total: ours.total_ms / none.total_ms,
-            });
-        }
-    }
-    out
+    let named = |name: &'static str| cells.iter().filter(move |c| c.protection == name);
+    let ratio = |ours: &Cell| {
+        let none = named("none").find(|none| same(none, ours))?;
+        Some(Ratio {
+            sequences: ours.sequences,
+            prompt_tokens: ours.prompt_tokens.clone(),
+            first_tokens: ours.first_tokens_ms / none.first_tokens_ms,
+            decode_step: ours.decode_step_ms / none.decode_step_ms,
+            total: ours.total_ms / none.total_ms,
+        })
+    };
+    named("invariant").filter_map(ratio).collect()
 }
 
 fn text(cells: &[Cell], ratios: &[Ratio], peak: Option<u64>) -> String {
@@ -306,9 +359,12 @@ fn text(cells: &[Cell], ratios: &[Ratio], peak: Option<u64>) -> String {
         [
             "protection",
             "sequences",
+            "prompt",
             "first tokens",
+            "floor",
             "prompt tok/s",
             "decode step",
+            "floor",
             "decode tok/s",
             "in all",
             "in device",
@@ -316,32 +372,59 @@ fn text(cells: &[Cell], ratios: &[Ratio], peak: Option<u64>) -> String {
         .map(String::from)
         .to_vec(),
     ];
+    // A step in which every sequence decodes may never have come.
+    let step = |ms: f64| match ms.is_finite() {
+        true => format!("{ms:.2} ms"),
+        false => "-".into(),
+    };
+    let floor = |ms: Option<f64>| ms.map_or("-".into(), |ms| format!("{ms:.2}"));
     for c in cells {
         rows.push(vec![
             c.protection.into(),
             c.sequences.to_string(),
-            format!("{:.0} ms", c.first_tokens_ms),
+            c.prompt_tokens.to_string(),
+            format!("{:.1} ms", c.first_tokens_ms),
+            floor(c.first_tokens_floor_ms),
             format!("{:.0}", c.prefill_tokens_per_s),
-            format!("{:.2} ms", c.decode_step_ms),
+            step(c.decode_step_ms),
+            floor(c.decode_step_floor_ms),
             format!("{:.1}", c.decode_tokens_per_s),
             format!("{:.2} s", c.total_ms / 1e3),
             format!("{:.1} %", 100.0 * c.device_share),
         ]);
     }
     let mut out = output::table(&rows);
-    out += "\nwhere the device's time goes, in percent\n";
-    out += &share_table(cells);
+    if cells.iter().any(|c| !c.decode_kernels.is_empty()) {
+        out += &bench_kernels::text(cells.iter().flat_map(|c| {
+            let name = format!("{} {} x {}", c.protection, c.sequences, c.prompt_tokens);
+            [
+                (format!("{name}: first tokens"), &c.prefill_kernels[..]),
+                (format!("{name}: a step"), &c.decode_kernels[..]),
+            ]
+        }));
+    } else if cells.iter().any(|c| !c.decode_shares.is_empty()) {
+        out += "\nwhere the device's time goes, in percent\n";
+        out += &share_table(cells);
+    }
     if !ratios.is_empty() {
         out += "\ninvariant / none, by time (below 1: invariant is faster)\n";
         let mut rows = vec![
-            ["", "sequences", "first tokens", "decode step", "in all"]
-                .map(String::from)
-                .to_vec(),
+            [
+                "",
+                "sequences",
+                "prompt",
+                "first tokens",
+                "decode step",
+                "in all",
+            ]
+            .map(String::from)
+            .to_vec(),
         ];
         for r in ratios {
             rows.push(vec![
                 String::new(),
                 r.sequences.to_string(),
+                r.prompt_tokens.to_string(),
                 format!("{:.2}", r.first_tokens),
                 format!("{:.2}", r.decode_step),
                 format!("{:.2}", r.total),

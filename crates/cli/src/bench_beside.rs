@@ -1,6 +1,7 @@
 //! `bench --beside`: one target among unprotected neighbours. What its protection costs it, and what it costs them.
 
 use crate::args::Global;
+use crate::bench_cases::Prompts;
 use crate::certificates::Certificates;
 use crate::output;
 use crate::progress;
@@ -19,8 +20,8 @@ pub struct Plan {
     pub protections: Vec<Protection>,
     /// Numbers of neighbours, all of them `none`.
     pub beside: Vec<usize>,
-    /// Prompt tokens of each request.
-    pub prompt: usize,
+    /// Prompt tokens of each request, the target's first.
+    pub prompts: Prompts,
     /// Tokens each generates.
     pub new: usize,
     /// Repeats.
@@ -44,7 +45,7 @@ struct Run {
 struct Cell {
     protection: &'static str,
     neighbours: usize,
-    prompt_tokens: usize,
+    prompt_tokens: Prompts,
     max_tokens: usize,
     /// The target's first and last token, from submission.
     first_token_ms: f64,
@@ -77,7 +78,7 @@ pub fn run(global: &Global, settings: &Settings, session: &Session, plan: &Plan)
     let mut config = settings.engine();
     let mut certificates = Certificates::new(session);
     for &protection in &plan.protections {
-        let certificate = certificates.of(protection, plan.prompt)?;
+        let certificate = certificates.of(protection, plan.prompts.of(0))?;
         let shared = certificate.filter(|c| c.equivariant);
         let shared = shared.map(|c| (protection, c.geometry));
         config.locked.equivariant.extend(shared);
@@ -136,7 +137,7 @@ fn run_once(
     let start = Instant::now();
     let mut ids = Vec::new();
     for i in 0..all {
-        let prompt = random_prompt(i as u64, plan.prompt, session.facts().vocab);
+        let prompt = random_prompt(i as u64, plan.prompts.of(i), session.facts().vocab);
         let protection = if i == 0 { protection } else { Protection::None };
         ids.push(engine.submit(Request {
             use_cache: false,
@@ -179,11 +180,12 @@ impl Cell {
     fn new(plan: &Plan, protection: Protection, neighbours: usize, runs: &[Run]) -> Self {
         let of = |get: fn(&Run) -> f64| median(&mut runs.iter().map(get).collect::<Vec<f64>>());
         let beside = |get: fn(&Run) -> f64| (neighbours > 0).then(|| of(get));
-        let tokens = (neighbours + 1) * (plan.prompt + plan.new);
+        let all = neighbours + 1;
+        let tokens = plan.prompts.first(all).sum::<usize>() + all * plan.new;
         Self {
             protection: protection.name(),
             neighbours,
-            prompt_tokens: plan.prompt,
+            prompt_tokens: plan.prompts.clone(),
             max_tokens: plan.new,
             first_token_ms: of(|r| r.first_token),
             last_token_ms: of(|r| r.last_token),

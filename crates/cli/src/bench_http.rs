@@ -1,6 +1,7 @@
 //! `bench --http`: what HTTP adds to a request and to each streamed token over the engine that answers it.
 
 use crate::args::{BenchArgs, Global};
+use crate::bench_cases::Prompts;
 use crate::certificates::Certificates;
 use crate::output;
 use crate::progress;
@@ -51,7 +52,8 @@ pub fn run(
     protections: &[Protection],
     args: &BenchArgs,
 ) -> Result<()> {
-    let (prompt, new) = (args.prompt_tokens as usize, args.max_tokens as usize);
+    let prompt = Prompts::new(&args.prompt_tokens).of(0);
+    let new = args.max_tokens as usize;
     let mut certificates = Certificates::new(session);
     let mut held = Vec::new();
     for &protection in protections {

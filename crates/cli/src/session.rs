@@ -14,7 +14,7 @@ use device::{
     BLOCK_TOKENS, BlockId, Device, DeviceError, DeviceInfo, DeviceName, KernelFamily, StepOutput,
     StepPlan,
 };
-use device_cuda::{CudaDevice, Gpu};
+use device_cuda::{Cost, CudaDevice, Gpu, OpTime};
 use engine::{Engine, EngineConfig, ModelFacts, Protection, Refusal};
 use model::{
     ChatTemplate, DateTime, LoadError, Message, Model, ModelSource, RenderOptions, StreamDecoder,
@@ -31,6 +31,17 @@ pub struct Opened {
     model: Model,
     tokenizer: Option<Arc<Tokenizer>>,
     template: Option<ChatTemplate>,
+}
+
+/// Whether a device notes where its time goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Timing {
+    /// No.
+    None,
+    /// Where that costs nothing.
+    Free,
+    /// Even if no operation may overlap another then.
+    Alone,
 }
 
 /// How much KV memory a command wants.
@@ -214,15 +225,16 @@ impl Opened {
 
     /// Loads the model onto the device, with the kernels these protections need.
     pub fn start(self, protections: &[Protection], need: KvNeed) -> Result<Session> {
-        self.start_with(protections, need, false)
+        self.start_timed(protections, need, Timing::None)
     }
 
     /// The same; the device notes where its time goes.
-    pub fn start_timed(self, protections: &[Protection], need: KvNeed) -> Result<Session> {
-        self.start_with(protections, need, true)
-    }
-
-    fn start_with(self, protections: &[Protection], need: KvNeed, timed: bool) -> Result<Session> {
+    pub fn start_timed(
+        self,
+        protections: &[Protection],
+        need: KvNeed,
+        timed: Timing,
+    ) -> Result<Session> {
         let allowed = self.kv_blocks()?;
         let kv_blocks = match need {
             KvNeed::Settings => allowed,
@@ -244,15 +256,19 @@ impl Opened {
             DeviceName::Cpu => {
                 let mut device = device::cpu::load(profile, config, weights, options)
                     .context("cannot load the model on the CPU")?;
-                device.time_operations(timed);
+                device.time_operations(timed != Timing::None);
                 let times = Arc::clone(&times);
-                Box::new(Timed { device, times })
+                let clocked = Clocked::Cpu(device);
+                Box::new(Timed { clocked, times })
             }
             DeviceName::Cuda(index) => {
                 let gpu = Arc::new(Gpu::open(index, Some(crate::kernels::cache_folder()?))?);
-                let device = CudaDevice::new(gpu, config, weights, kv_blocks, vendor)
+                let mut device = CudaDevice::new(gpu, config, weights, kv_blocks, vendor)
                     .context("cannot load the model on the GPU")?;
-                Box::new(device)
+                device.time_operations(timed == Timing::Alone);
+                let times = Arc::clone(&times);
+                let clocked = Clocked::Cuda(Box::new(device));
+                Box::new(Timed { clocked, times })
             }
             DeviceName::Hostile(orders) => {
                 let device = HostileDevice::load(config, weights, options, orders)
@@ -333,54 +349,95 @@ pub struct Session {
     times: OpTimes,
 }
 
-/// Seconds by operation, in the device's order.
-type OpTimes = Arc<Mutex<Vec<(&'static str, f64)>>>;
+/// Times by operation, in the device's order.
+type OpTimes = Arc<Mutex<Vec<OpTime>>>;
 
-/// A CPU device that adds up where its time goes.
+/// A device that tells where its time goes.
+enum Clocked {
+    Cpu(Box<dyn OnCpu>),
+    Cuda(Box<CudaDevice>),
+}
+
+impl Clocked {
+    fn device(&self) -> &dyn Device {
+        match self {
+            Self::Cpu(device) => &**device,
+            Self::Cuda(device) => &**device,
+        }
+    }
+
+    fn device_mut(&mut self) -> &mut dyn Device {
+        match self {
+            Self::Cpu(device) => &mut **device,
+            Self::Cuda(device) => &mut **device,
+        }
+    }
+
+    /// Since the last call.
+    fn take_times(&mut self) -> Result<Vec<OpTime>, DeviceError> {
+        let uncounted = |(op, seconds)| OpTime {
+            op,
+            calls: 0,
+            seconds,
+            cost: Cost::default(),
+        };
+        Ok(match self {
+            Self::Cpu(device) => device.take_times().into_iter().map(uncounted).collect(),
+            Self::Cuda(device) => device.take_times()?,
+        })
+    }
+}
+
+/// A device whose times are added up.
 struct Timed {
-    device: Box<dyn OnCpu>,
+    clocked: Clocked,
     times: OpTimes,
 }
 
 impl Device for Timed {
     fn info(&self) -> DeviceInfo {
-        self.device.info()
+        self.clocked.device().info()
     }
 
     fn kv_blocks(&self) -> usize {
-        self.device.kv_blocks()
+        self.clocked.device().kv_blocks()
     }
 
     fn supports(&self, family: KernelFamily) -> bool {
-        self.device.supports(family)
+        self.clocked.device().supports(family)
     }
 
     fn unsupported(&self, family: KernelFamily) -> String {
-        self.device.unsupported(family)
+        self.clocked.device().unsupported(family)
     }
 
     fn mixes_families(&self) -> bool {
-        self.device.mixes_families()
+        self.clocked.device().mixes_families()
+    }
+
+    fn copy_bandwidth(&mut self) -> Option<f64> {
+        self.clocked.device_mut().copy_bandwidth()
     }
 
     fn execute(&mut self, plan: &StepPlan) -> Result<StepOutput, DeviceError> {
-        let output = self.device.execute(plan);
+        let output = self.clocked.device_mut().execute(plan);
+        let taken = self.clocked.take_times()?;
         let mut times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
-        for (op, seconds) in self.device.take_times() {
-            match times.iter_mut().find(|(name, _)| *name == op) {
-                Some((_, sum)) => *sum += seconds,
-                None => times.push((op, seconds)),
+        for one in taken {
+            match times.iter_mut().find(|t| t.op == one.op) {
+                Some(sum) => *sum += one,
+                None => times.push(one),
             }
         }
         output
     }
 
     fn copy_blocks(&mut self, pairs: &[(BlockId, BlockId)]) -> Result<(), DeviceError> {
-        self.device.copy_blocks(pairs)
+        self.clocked.device_mut().copy_blocks(pairs)
     }
 
     fn fill_blocks(&mut self, blocks: &[BlockId], value: f32) -> Result<(), DeviceError> {
-        self.device.fill_blocks(blocks, value)
+        self.clocked.device_mut().fill_blocks(blocks, value)
     }
 }
 
@@ -404,7 +461,7 @@ impl Session {
     }
 
     /// Seconds by operation since the last call; zeros unless the session was started for timing.
-    pub fn take_times(&self) -> Vec<(&'static str, f64)> {
+    pub fn take_times(&self) -> Vec<OpTime> {
         std::mem::take(&mut *self.times.lock().unwrap_or_else(PoisonError::into_inner))
     }
 

@@ -34,6 +34,14 @@ pub fn temperature(text: &str) -> Result<f32, String> {
     float(text, 0.0, 100.0)
 }
 
+/// Requests a second.
+pub fn rate(text: &str) -> Result<f64, String> {
+    match text.trim().parse::<f64>() {
+        Ok(rate) if (0.001..=100_000.0).contains(&rate) => Ok(rate),
+        _ => Err("a number from 0.001 to 100000 is allowed".into()),
+    }
+}
+
 /// A probability that may not be 0.
 pub fn top_p(text: &str) -> Result<f32, String> {
     match float(text, 0.0, 1.0) {

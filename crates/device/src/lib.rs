@@ -69,6 +69,11 @@ pub trait Device: Send {
         false
     }
 
+    /// Bytes a second that copies within its memory read and write, measured now, where that bounds a step.
+    fn copy_bandwidth(&mut self) -> Option<f64> {
+        None
+    }
+
     /// Runs the launches in order.
     fn execute(&mut self, plan: &StepPlan) -> Result<StepOutput, DeviceError>;
 

@@ -89,9 +89,24 @@ fn flags_out_of_range() {
         &["--beside", "--sequences"],
     );
     refused(
-        &["bench", "--model", TINY, "--prompt-tokens", "50000"],
+        &["bench", "--model", TINY, "--prompt-tokens", "64,50000"],
         &["50000", "16384"],
     );
+    refused(
+        &["bench", "--model", TINY, "--http", "--prompt-tokens", "5,6"],
+        &["--prompt-tokens 5,6", "--http"],
+    );
+    for (rate, args) in [
+        ("0", &[][..]),
+        ("nan", &[]),
+        ("1e9", &[]),
+        ("1", &["--prompt-tokens", "5"]),
+        ("1", &["--suite"]),
+    ] {
+        let call = [&["bench", "--model", TINY, "--rate", rate][..], args].concat();
+        refused(&call, &["--rate"]);
+    }
+    refused(&["bench", "--model", TINY, "--requests", "5"], &["--rate"]);
 }
 
 #[test]

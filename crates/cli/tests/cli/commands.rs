@@ -203,6 +203,62 @@ fn bench_measures_every_cell() {
 }
 
 #[test]
+fn bench_takes_prompts_of_several_lengths() {
+    let sizes = ["--prompt-tokens", "70,3,130", "--max-tokens", "3"];
+    let base = ["bench", "--model", TINY, "--repeats", "1", "--json"];
+    let report = json(&[&base[..], &["--sequences", "2,4"], &sizes].concat());
+    let cells = report["cells"].as_array().expect("cells");
+    assert_eq!(cells.len(), 4);
+    assert_eq!(cells[0]["prompt_tokens"], serde_json::json!([70, 3, 130]));
+    // A CPU's memory is not measured, nor is each operation counted.
+    assert!(cells[0]["decode_step_floor_ms"].is_null() && cells[0]["decode_kernels"].is_null());
+    let rate = |i: usize| {
+        cells[i]["prefill_tokens_per_s"].as_f64().expect("a rate")
+            * cells[i]["first_tokens_ms"].as_f64().expect("a time")
+    };
+    assert!((rate(0) - 73e3).abs() < 1.0 && (rate(2) - 273e3).abs() < 1.0);
+    let beside = json(&[&base[..], &["--beside", "3"], &sizes].concat());
+    assert_eq!(
+        beside["beside"][0]["prompt_tokens"],
+        cells[0]["prompt_tokens"]
+    );
+}
+
+#[test]
+fn bench_measures_requests_that_come_one_by_one() {
+    let args = [
+        "bench",
+        "--model",
+        TINY,
+        "--rate",
+        "200,1000",
+        "--requests",
+        "9",
+        "--target-every",
+        "4",
+        "--protection",
+        "none,invariant",
+    ];
+    let report = json(&[&args[..], &["--json"]].concat());
+    let cells = report["serving"].as_array().expect("cells");
+    assert_eq!(cells.len(), 4);
+    for cell in cells {
+        assert_eq!(cell["targets"]["requests"], 3);
+        assert_eq!(cell["neighbours"]["requests"], 6);
+        for kind in ["targets", "neighbours"] {
+            let time = |key: &str| cell[kind][key].as_f64().expect("a time");
+            assert!(time("first_token_p50_ms") > 0.0 && time("token_p50_ms") > 0.0);
+            assert!(time("first_token_p99_ms") >= time("first_token_p50_ms"));
+        }
+        assert!(cell["tokens_per_s"].as_f64() > Some(0.0));
+        assert!(cell["at_once"].as_u64() >= Some(1));
+    }
+    let ran = run(&args);
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    assert!(ran.out.contains("a token p50"), "{}", ran.out);
+}
+
+#[test]
 fn inspect_shows_model_device_and_settings_in_force() {
     let folder = folder();
     let config = file(

@@ -4,7 +4,7 @@ use crate::args::{Args, Shape};
 use crate::gpu::{Buffer, Gpu};
 use crate::launch::{holds, refuse};
 use crate::lists::{List, Lists};
-use crate::{CudaError, kernels as sources};
+use crate::{Cost, CudaError, kernels as sources};
 use device::{KernelFamily, KvSplit};
 use numerics::attention;
 
@@ -241,6 +241,22 @@ impl Plan {
         let group = self.heads.query / self.heads.kv;
         let bytes = d.pairs * d.most_chunks * group * (self.heads.dim + 8) * 4;
         (bytes, d.pairs)
+    }
+
+    /// What a layer's attention moves and computes.
+    pub fn cost(&self, window: Option<usize>) -> Cost {
+        let Heads { query, kv, dim } = self.heads;
+        let (mut elements, mut pairs) = (0, 0);
+        for run in &self.runs {
+            let seen = |end: usize| window.map_or(end, |w| end.min(w));
+            let keys = run.end() - (run.start + 1 - seen(run.start + 1));
+            elements += 2 * (keys * kv + run.count * query) * dim;
+            pairs += (run.start + 1..=run.end()).map(seen).sum::<usize>();
+        }
+        Cost {
+            bytes: 2.0 * elements as f64,
+            operations: 4.0 * (query * dim) as f64 * pairs as f64,
+        }
     }
 
     /// The fastest kernel for a layer: of the contract, or of the vendor family.

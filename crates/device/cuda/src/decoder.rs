@@ -6,7 +6,7 @@ use crate::launch::{self, Gated, Linear};
 use crate::lists::List;
 use crate::step::{Io, Known, Step, Steps};
 use crate::weights::{Loaded, Matrix};
-use crate::{CublasLt, CudaError, logits, pages};
+use crate::{Cost, CublasLt, CudaError, OpTime, logits, pages};
 use device::{
     BlockId, Device, DeviceError, DeviceInfo, KernelFamily, Launch, RowResult, StepOutput,
     StepPlan, plan,
@@ -208,36 +208,37 @@ impl CudaDevice {
         let [ids, slots, clear, positions] =
             [step.ids, step.slots, step.clear, step.positions].map(list);
         let (c, gpu, rows) = (&*self.config, &self.gpu, step.rows);
-        let linear =
-            |w, bias, x, y| self.product(step.family, &product(w, bias, x, y, rows, false));
-        let scale = attention::scale_log2e(c.attn_scale);
-        let eps = c.norm_eps;
-        launch::embed(
-            gpu,
-            &self.weights.embed.data,
-            &ids,
-            &s.h,
-            rows,
-            c.hidden,
-            c.embed_scale,
+        let linear = |op, w: &Matrix, bias, x, y| {
+            let job = product(w, bias, x, y, rows, false);
+            gpu.timed(op, || job.cost(), || self.product(step.family, &job))
+        };
+        let (scale, eps) = (attention::scale_log2e(c.attn_scale), c.norm_eps);
+        let norm = |h, branch: Option<&Buffer>, to: Option<(&Buffer, &Buffer)>| {
+            let rows_moved = 1 + 2 * usize::from(branch.is_some()) + usize::from(to.is_some());
+            let cost = || Cost::halves(rows_moved * rows * c.hidden);
+            let queue = || launch::norm(gpu, h, branch, to, rows, c.hidden, eps);
+            gpu.timed("norm", cost, queue)
+        };
+        // A branch's own norm, where there is one.
+        let post = |w: Option<&Buffer>| match w {
+            None => Ok(&s.b),
+            Some(w) => norm(&s.b, None, Some((w, &s.post))).map(|()| &s.post),
+        };
+        let embed = &self.weights.embed.data;
+        gpu.timed(
+            "embed",
+            || Cost::halves(2 * rows * c.hidden),
+            || launch::embed(gpu, embed, &ids, &s.h, rows, c.hidden, c.embed_scale),
         )?;
         let mut branch: Option<&Buffer> = None;
         for (l, (kind, w)) in c.layers.iter().zip(&self.weights.layers).enumerate() {
-            launch::norm(
-                gpu,
-                &s.h,
-                branch,
-                Some((&w.attn_norm, &s.a)),
-                rows,
-                c.hidden,
-                eps,
-            )?;
-            linear(&w.qkv, w.qkv_bias.as_ref(), &s.a, &s.qkv)?;
+            norm(&s.h, branch, Some((&w.attn_norm, &s.a)))?;
+            linear("qkv", &w.qkv, w.qkv_bias.as_ref(), &s.a, &s.qkv)?;
             let Some(table) = self.tables.iter().find(|t| t.rope == kind.rope) else {
                 return Err(CudaError::Unsupported("no table for a layer".into()));
             };
             let pool = (&self.kv, self.layer_at(l));
-            launch::Heads {
+            let heads = launch::Heads {
                 qkv: &s.qkv,
                 q: &s.q,
                 pool,
@@ -253,8 +254,12 @@ impl CudaDevice {
                 kv_heads: c.kv_heads,
                 head_dim: c.head_dim,
                 eps,
-            }
-            .run(gpu)?;
+            };
+            gpu.timed(
+                "heads",
+                || Cost::halves(2 * rows * w.qkv.rows),
+                || heads.run(gpu),
+            )?;
             let job = Attention {
                 q: &s.q,
                 pool,
@@ -263,20 +268,16 @@ impl CudaDevice {
                 scale,
             };
             for (plan, kernel) in step.kernels(kind.window) {
-                job.run(gpu, plan, &io.lists, Some(&io.partial), kernel)?;
+                gpu.timed(
+                    "attention",
+                    || plan.cost(kind.window),
+                    || job.run(gpu, plan, &io.lists, Some(&io.partial), kernel),
+                )?;
             }
-            linear(&w.o, None, &s.attended, &s.b)?;
-            let b = post(gpu, w.post_attn_norm.as_ref(), &s.b, &s.post, rows, c)?;
-            launch::norm(
-                gpu,
-                &s.h,
-                Some(b),
-                Some((&w.ffn_norm, &s.a)),
-                rows,
-                c.hidden,
-                eps,
-            )?;
-            linear(&w.gate_up, None, &s.a, &s.gate_up)?;
+            linear("o", &w.o, None, &s.attended, &s.b)?;
+            let b = post(w.post_attn_norm.as_ref())?;
+            norm(&s.h, Some(b), Some((&w.ffn_norm, &s.a)))?;
+            linear("gate_up", &w.gate_up, None, &s.a, &s.gate_up)?;
             let gated = Gated {
                 gate_up: &s.gate_up,
                 y: &s.act,
@@ -285,12 +286,16 @@ impl CudaDevice {
                 gelu: c.activation == Activation::GeluTanh,
                 table: &self.activation,
             };
-            gated.run(gpu, gated.best())?;
-            linear(&w.down, None, &s.act, &s.b)?;
-            branch = Some(post(gpu, w.post_ffn_norm.as_ref(), &s.b, &s.post, rows, c)?);
+            gpu.timed(
+                "activation",
+                || Cost::halves(3 * rows * c.ffn),
+                || gated.run(gpu, gated.best()),
+            )?;
+            linear("down", &w.down, None, &s.act, &s.b)?;
+            branch = Some(post(w.post_ffn_norm.as_ref())?);
         }
         if branch.is_some() {
-            launch::norm(gpu, &s.h, branch, None, rows, c.hidden, eps)?;
+            norm(&s.h, branch, None)?;
         }
         Ok(())
     }
@@ -298,6 +303,17 @@ impl CudaDevice {
     /// The output matrix.
     pub(crate) fn head(&self) -> &Matrix {
         self.weights.head.as_ref().unwrap_or(&self.weights.embed)
+    }
+
+    /// From now on operations are timed one by one, and nothing is recorded.
+    pub fn time_operations(&mut self, on: bool) {
+        self.steps.forget();
+        self.gpu.time_operations(on);
+    }
+
+    /// Their times since the last call.
+    pub fn take_times(&mut self) -> Result<Vec<OpTime>> {
+        self.gpu.take_times()
     }
 
     /// Runs a launch and waits. Decode steps are recorded when one of their shape comes a second time, and replayed from
@@ -311,7 +327,8 @@ impl CudaDevice {
             let words = step.lists.words();
             io.sent.words_mut()[..words.len()].copy_from_slice(words);
         }
-        if let [group] = &groups[..]
+        if !self.gpu.times_operations()
+            && let [group] = &groups[..]
             && let Some(outputs) = group.consecutive()
             && let Some(shape) = step.shape(&self.config, outputs)
         {
@@ -377,24 +394,6 @@ pub(crate) fn product<'a>(
     }
 }
 
-/// A branch's own norm, where there is one.
-fn post<'a>(
-    gpu: &Gpu,
-    w: Option<&Buffer>,
-    b: &'a Buffer,
-    to: &'a Buffer,
-    rows: usize,
-    c: &ModelConfig,
-) -> Result<&'a Buffer> {
-    match w {
-        None => Ok(b),
-        Some(w) => {
-            launch::norm(gpu, b, None, Some((w, to)), rows, c.hidden, c.norm_eps)?;
-            Ok(to)
-        }
-    }
-}
-
 impl Device for CudaDevice {
     fn info(&self) -> DeviceInfo {
         let mut facts = vec![("profile".to_string(), "hopper-bf16".to_string())];
@@ -414,6 +413,10 @@ impl Device for CudaDevice {
 
     fn supports(&self, family: KernelFamily) -> bool {
         family == KernelFamily::Contract || (self.vendor && self.products.is_ok())
+    }
+
+    fn copy_bandwidth(&mut self) -> Option<f64> {
+        self.gpu.copy_bandwidth().ok()
     }
 
     fn mixes_families(&self) -> bool {

@@ -2,6 +2,7 @@
 
 use crate::args::{Args, Plain, Shape, TensorMap};
 use crate::cache::ARCH;
+use crate::timing::Timer;
 use crate::{Cache, CudaError, Nvrtc, kernels};
 use cudarc::driver::sys::{self, CUdevice_attribute, CUfunction, CUlaunchAttributeID};
 use cudarc::driver::{CudaContext, DriverError, result};
@@ -9,6 +10,7 @@ use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// The least driver, as `cuDriverGetVersion` counts: kernels are machine code of CUDA 13.0.
 const DRIVER: i32 = 13000;
@@ -23,6 +25,7 @@ pub struct Gpu {
     stream: Arc<Stream>,
     modules: Vec<sys::CUmodule>,
     functions: HashMap<&'static str, CUfunction>,
+    pub(crate) timer: Timer,
     context: Arc<CudaContext>,
 }
 
@@ -107,6 +110,7 @@ impl Gpu {
             stream: Arc::new(stream),
             modules: Vec::new(),
             functions: HashMap::new(),
+            timer: Timer::default(),
             context,
         };
         let cache = Cache::new(cache);
@@ -318,6 +322,24 @@ impl Gpu {
         // SAFETY: in bounds, ordered by the stream.
         unsafe { result::memcpy_dtod_async(dst, src, n, self.stream.handle) }
             .map_err(|e| self.error("cannot copy on the device", e))
+    }
+
+    /// Bytes a second that copies within device memory read and write, measured with 1 GiB of it.
+    pub fn copy_bandwidth(&self) -> Result<f64, CudaError> {
+        const HALF: usize = 512 << 20;
+        const COPIES: u32 = 20;
+        let [from, to] = [self.alloc(HALF, "a copy")?, self.alloc(HALF, "a copy")?];
+        let copies = || -> Result<Duration, CudaError> {
+            self.synchronize()?;
+            let start = Instant::now();
+            for _ in 0..COPIES {
+                self.copy(&from, 0, &to, 0, HALF)?;
+            }
+            self.synchronize()?;
+            Ok(start.elapsed())
+        };
+        copies()?; // the clock rises
+        Ok(f64::from(COPIES) * 2.0 * HALF as f64 / copies()?.as_secs_f64())
     }
 
     fn inside(&self, buffer: &Buffer, at: usize, n: usize) -> Result<(), CudaError> {

@@ -4,7 +4,7 @@
 use crate::args::{Args, Shape};
 use crate::gpu::{Buffer, Gpu};
 use crate::graph::Pinned;
-use crate::{CudaError, kernels};
+use crate::{Cost, CudaError, kernels};
 use model::Recipe;
 use numerics::TOP_N;
 
@@ -93,6 +93,16 @@ impl Linear<'_> {
         }
         all.extend(wide);
         all
+    }
+
+    /// What it moves and computes.
+    pub fn cost(&self) -> Cost {
+        let (t, n, k) = (self.tokens as f64, self.outputs as f64, self.width as f64);
+        let wide = if self.wide { 4.0 } else { 2.0 };
+        Cost {
+            bytes: 2.0 * (n * k + t * k) + wide * t * n,
+            operations: 2.0 * t * n * k,
+        }
     }
 
     /// Whether every buffer is large enough.

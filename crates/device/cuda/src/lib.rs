@@ -25,6 +25,7 @@ pub mod ops;
 pub mod pages;
 pub mod report;
 mod step;
+pub mod timing;
 pub mod weights;
 
 pub use cache::{Built, Cache};
@@ -34,6 +35,7 @@ pub use error::CudaError;
 pub use gpu::Gpu;
 pub use nvrtc::Nvrtc;
 pub use ops::CudaOps;
+pub use timing::{Cost, OpTime};
 
 /// An error and its causes on one line; `dlopen`'s reason is such a cause.
 fn error_text(error: &dyn std::error::Error) -> String {

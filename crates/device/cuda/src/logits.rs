@@ -1,8 +1,8 @@
 //! From the residual stream to a launch's results: final norm, output matrix, selection.
 
-use crate::CudaError;
 use crate::decoder::{CudaDevice, product};
 use crate::launch::{self, Selection};
+use crate::{Cost, CudaError};
 use device::{KernelFamily, Launch, LogitRows, OutputRow, RowResult};
 
 type Result<T> = std::result::Result<T, CudaError>;
@@ -77,9 +77,18 @@ impl CudaDevice {
             }
         };
         let norm = Some((&self.weights.final_norm, &io.y));
-        launch::norm(gpu, &x, None, norm, n, c.hidden, c.norm_eps)?;
-        self.product(family, &product(head, None, &io.y, &io.z, n, true))?;
-        io.selection.run(gpu, &io.z, n, head.rows, c.vocab_size)?;
+        gpu.timed(
+            "norm",
+            || Cost::halves(2 * n * c.hidden),
+            || launch::norm(gpu, &x, None, norm, n, c.hidden, c.norm_eps),
+        )?;
+        let job = product(head, None, &io.y, &io.z, n, true);
+        gpu.timed("lm_head", || job.cost(), || self.product(family, &job))?;
+        gpu.timed(
+            "selection",
+            || Cost::halves(2 * n * c.vocab_size),
+            || io.selection.run(gpu, &io.z, n, head.rows, c.vocab_size),
+        )?;
         io.selection.fetch(gpu, n, &io.results)
     }
 

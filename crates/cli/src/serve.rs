@@ -1,7 +1,7 @@
 //! `serve`: loads the model, certifies what it has to, and hands an engine on its own thread to the server.
 
 use crate::args::{Global, ServeArgs};
-use crate::certificates;
+use crate::certificates::{self, Certificates};
 use crate::output;
 use crate::session::{KvNeed, Opened, Session};
 use crate::settings::Settings;
@@ -37,6 +37,7 @@ pub fn run(global: &Global, args: &ServeArgs) -> Result<Outcome> {
         .tokenizer()
         .map(|t| Grammars::beginning(Arc::clone(t)));
     let session = opened.start(&protections, KvNeed::Settings)?;
+    say_what_takes_long(&session, &protections);
     let certificates = certificates::all_rungs(global, &session, &protections)?;
     let config = EngineConfig {
         max_waiting: args.max_queue as usize,
@@ -60,6 +61,21 @@ pub fn run(global: &Global, args: &ServeArgs) -> Result<Outcome> {
     tracing::info!(address = %server.address(), "ready");
     server.wait().context("the server failed")?;
     Ok(Outcome::Done)
+}
+
+/// Says how many certificates have to be made before it is ready.
+fn say_what_takes_long(session: &Session, protections: &[Protection]) {
+    let known = Certificates::new(session);
+    let planners = engine::protections::all(&session.facts(), session.host().locked());
+    let served = planners.iter().filter(|(p, _)| protections.contains(p));
+    let rungs = served.flat_map(|(p, planner)| planner.rungs().into_iter().map(|r| (*p, r)));
+    let missing = rungs.filter(|&(p, r)| known.must_be_made(p, r)).count();
+    if missing > 0 {
+        tracing::info!(
+            "{missing} geometries of locked protections are certified first and kept for later starts, which takes long on a CPU; \
+             shorter ladders in the configuration are quicker, and --protections none,invariant needs none"
+        );
+    }
 }
 
 /// What is served, but for tokenizer and template.

@@ -240,3 +240,25 @@ fn text_is_the_default_and_quiet_keeps_to_warnings() {
     drop(server);
     assert_eq!(read_log(&folder), "");
 }
+
+#[test]
+fn a_start_that_has_to_certify_says_so() {
+    let folder = folder();
+    let ladder = "rows = 2\nrow_widths = [16, 32]\ndecode_rows = 4\n";
+    let config = file(&folder, "c.toml", ladder);
+    for first in [true, false] {
+        let log = std::fs::File::create(folder.path().join("log")).expect("a file");
+        let mut command = blocklock(&["serve", "--listen", "127.0.0.1:0", "--model", TINY]);
+        command
+            .args(["--config", &config, "--protections", "none,rows"])
+            .args(["--protection", "none"])
+            .env("BLOCKLOCK_CACHE", folder.path())
+            .env("BLOCKLOCK_LOG", "info")
+            .stderr(Stdio::from(log));
+        let server = Serving::starting(&mut command);
+        server.wait_until("it is ready", || server.get("/health").status == 200);
+        let said = std::fs::read_to_string(folder.path().join("log")).expect("UTF-8");
+        let says = said.contains("2 geometries of locked protections are certified first");
+        assert_eq!(says, first, "{said}");
+    }
+}

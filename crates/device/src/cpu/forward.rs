@@ -2,6 +2,7 @@
 
 use super::CpuDevice;
 use super::attention::{self, STATE_HEAD, Scratch};
+use super::disturb::{self, Disturbance, RowNoise};
 use super::isa::Isa;
 use super::items::{Heads, Item, Output, Row, heads_of, items_of, rows_of};
 use super::linear::{self, Direct, GROUP, PANEL, Panel, SLICE};
@@ -112,11 +113,18 @@ pub(super) struct Step<'a> {
     pub states: Ptr,
     pub logits: Ptr,
     pub results: Vec<Mutex<Option<RowResult>>>,
+    /// Empty but in studies of noise.
+    pub noise: Vec<RowNoise<'a>>,
 }
 
 impl CpuDevice {
-    /// Runs a validated launch.
-    pub(super) fn run_launch(&mut self, launch: &Launch) -> Vec<Vec<RowResult>> {
+    /// Runs a validated launch, the plan's `index`th.
+    pub(super) fn run_launch(
+        &mut self,
+        index: usize,
+        launch: &Launch,
+        noise: &[Disturbance],
+    ) -> Vec<Vec<RowResult>> {
         if launch.segments.is_empty() {
             return Vec::new();
         }
@@ -182,6 +190,7 @@ impl CpuDevice {
             exact,
             segments: &launch.segments,
             results: outputs.iter().map(|_| Mutex::new(None)).collect(),
+            noise: disturb::rows_of(noise, index, &rows),
             rows,
             shape,
             items,
@@ -235,7 +244,7 @@ impl Step<'_> {
         clock.lap(0);
         let mut post = None;
         for (i, layer) in self.model.layers.iter().enumerate() {
-            self.norm(w, (i > 0).then_some(post), &layer.attn_norm);
+            self.norm(w, (i > 0).then_some(post), &layer.attn_norm, Some(i));
             clock.lap(1);
             self.qkv(w, local, layer);
             clock.lap(2);
@@ -245,7 +254,8 @@ impl Step<'_> {
             clock.lap(4);
             self.branch(w, local, &layer.o, self.attended);
             clock.lap(5);
-            self.norm(w, Some(layer.post_attn_norm.as_deref()), &layer.ffn_norm);
+            let post_attn = layer.post_attn_norm.as_deref();
+            self.norm(w, Some(post_attn), &layer.ffn_norm, None);
             clock.lap(1);
             self.gate_up(w, local, layer);
             clock.lap(6);
@@ -278,11 +288,12 @@ impl Step<'_> {
         });
     }
 
-    /// Adds the last branch to row r of h (`branch`: `None` where there is none yet, else its post-norm).
+    /// Adds the last branch to row r of h (`branch`: `None` where there is none yet, else its post-norm). `stream`: so many
+    /// whole layers have added to h then; `None` midway in one.
     ///
     /// # Safety
     /// Row r must be the caller's alone.
-    pub unsafe fn residual(&self, r: usize, branch: Option<Option<&[f32]>>) {
+    pub unsafe fn residual(&self, r: usize, branch: Option<Option<&[f32]>>, stream: Option<usize>) {
         let c = &*self.model.config;
         // SAFETY: row r is the caller's; the branch is not written now.
         unsafe {
@@ -293,18 +304,27 @@ impl Step<'_> {
                     post: post.map(|w| (w, c.norm_eps)),
                 });
             }
+            if let (Some(stream), false) = (stream, self.noise.is_empty()) {
+                self.disturb(r, stream);
+            }
         }
     }
 
     /// Residual, then RMSNorm into the packed input of the next product.
-    fn norm(&self, w: &Worker, branch: Option<Option<&[f32]>>, weight: &[f32]) {
+    fn norm(
+        &self,
+        w: &Worker,
+        branch: Option<Option<&[f32]>>,
+        weight: &[f32],
+        stream: Option<usize>,
+    ) {
         let c = &*self.model.config;
         let s = self.shape;
         w.each(s.blocks, (8 / s.tb).max(1), |from, to| {
             for r in from * s.tb..(to * s.tb).min(s.rows) {
                 // SAFETY: row r is this item's alone.
                 unsafe {
-                    self.residual(r, branch);
+                    self.residual(r, branch, stream);
                     self.isa.run(Norm {
                         x: self.h.slice(r * c.hidden, c.hidden),
                         w: weight,

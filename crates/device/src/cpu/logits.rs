@@ -22,7 +22,7 @@ impl Step<'_> {
                 let r = rows[i].0;
                 // SAFETY: the batches name each row once.
                 unsafe {
-                    self.residual(r, branch);
+                    self.residual(r, branch, Some(c.layers.len()));
                     self.isa.run(Norm {
                         x: self.h.slice(r * c.hidden, c.hidden),
                         w: &self.model.final_norm,

@@ -5,6 +5,7 @@
 
 mod attend;
 mod attention;
+mod disturb;
 mod forward;
 pub mod hopper;
 mod isa;
@@ -26,6 +27,7 @@ mod tile;
 mod timing;
 mod vendor;
 
+pub use disturb::{Disturbance, moved, ordinal};
 pub use hopper::HopperEmulation;
 pub use isa::{Isa, IsaMissing};
 pub use timing::OpTimes;
@@ -192,6 +194,26 @@ impl CpuDevice {
         })
     }
 
+    fn validate(&self, plan: &StepPlan) -> Result<(), DeviceError> {
+        let c = &self.model.config;
+        crate::validate::validate(plan, c.vocab_size, c.context, self.kv_blocks)?;
+        match plan.launches.iter().all(|l| self.supports(l.family)) {
+            true => Ok(()),
+            false => Err(DeviceError::Unsupported(
+                "this device was loaded without vendor kernels".into(),
+            )),
+        }
+    }
+
+    /// Runs a validated plan.
+    fn run(&mut self, plan: &StepPlan, noise: &[Disturbance]) -> StepOutput {
+        let launches = plan.launches.iter().enumerate();
+        let rows = launches
+            .map(|(i, launch)| self.run_launch(i, launch, noise))
+            .collect();
+        StepOutput { rows }
+    }
+
     /// Floats of one KV block of one layer.
     fn block_floats(&self) -> usize {
         let c = &*self.model.config;
@@ -261,19 +283,8 @@ impl Device for CpuDevice {
     }
 
     fn execute(&mut self, plan: &StepPlan) -> Result<StepOutput, DeviceError> {
-        let c = &self.model.config;
-        crate::validate::validate(plan, c.vocab_size, c.context, self.kv_blocks)?;
-        if plan.launches.iter().any(|l| !self.supports(l.family)) {
-            return Err(DeviceError::Unsupported(
-                "this device was loaded without vendor kernels".into(),
-            ));
-        }
-        let rows = plan
-            .launches
-            .iter()
-            .map(|launch| self.run_launch(launch))
-            .collect();
-        Ok(StepOutput { rows })
+        self.validate(plan)?;
+        Ok(self.run(plan, &[]))
     }
 
     fn copy_blocks(&mut self, pairs: &[(BlockId, BlockId)]) -> Result<(), DeviceError> {

@@ -12,6 +12,7 @@ use model::Tensor;
 use numerics::weight::{WeightType, widen_row};
 
 mod attention;
+mod disturb;
 mod simd;
 
 /// The paths to test; says which can't be.

@@ -112,6 +112,8 @@ pub enum Command {
     Serve(Box<ServeArgs>),
     /// Does a protection hold? A target alone against the same target in adversarial crowds, bit for bit
     Check(CheckArgs),
+    /// How near are a prompt's choices to another? Gaps between the two largest logits, and the odds of a flip
+    Margin(Box<crate::margin::MarginArgs>),
     /// Measure prefill and decode at several batch sizes
     Bench(BenchArgs),
     /// See why bits move: error studies as tables and pictures

@@ -196,6 +196,21 @@ fn prepare<'a>(
     defaults: &Defaults,
     line: &Line,
 ) -> Result<Prepared<'a>, Failed> {
+    let (id, prompt, defaults) = parse(session, defaults, line)?;
+    Ok(Prepared {
+        session,
+        id,
+        prompt,
+        defaults,
+    })
+}
+
+/// A record's id and prompt, and the defaults as it changes them.
+fn parse(
+    opened: &Opened,
+    defaults: &Defaults,
+    line: &Line,
+) -> Result<(Value, Vec<u32>, Defaults), Failed> {
     let failed = |id, error| Failed { id, error };
     let text = line
         .text
@@ -208,14 +223,51 @@ fn prepare<'a>(
         failed(id, format!("line {} is not a request: {e}", line.number))
     })?;
     let id = record.id.clone().unwrap_or(Value::Null);
-    let prepared = record.prepare(session, defaults);
+    let prepared = record.prepare(opened, defaults);
     let (prompt, defaults) = prepared.map_err(|e| failed(id.clone(), in_full(&e)))?;
-    Ok(Prepared {
-        session,
-        id,
-        prompt,
-        defaults,
-    })
+    Ok((id, prompt, defaults))
+}
+
+/// A request of a batch that is read whole.
+pub struct BatchRequest {
+    /// Its line, from 1.
+    pub line: u64,
+    /// The id it has there.
+    pub id: Value,
+    /// Token ids.
+    pub prompt: Vec<u32>,
+    /// The defaults as its line changes them.
+    pub defaults: Defaults,
+}
+
+/// All requests of a batch; the first line that is none is an error.
+pub fn read_all(path: &Path, opened: &Opened, defaults: &Defaults) -> Result<Vec<BatchRequest>> {
+    let mut lines = Lines::open(path)?;
+    let mut requests = Vec::new();
+    while let Some(line) = lines.next_line()? {
+        let at = |e: String| match e.starts_with("line ") {
+            true => anyhow::anyhow!("{}: {e}", path.display()),
+            false => anyhow::anyhow!("{}: line {}: {e}", path.display(), line.number),
+        };
+        let (id, prompt, defaults) =
+            parse(opened, defaults, &line).map_err(|failed| at(failed.error))?;
+        opened
+            .check(&prompt, defaults.max_tokens)
+            .map_err(|e| at(in_full(&e)))?;
+        requests.push(BatchRequest {
+            line: line.number,
+            id,
+            prompt,
+            defaults,
+        });
+    }
+    if requests.is_empty() {
+        bail!(
+            "{} holds no request; at least one line is needed",
+            path.display()
+        );
+    }
+    Ok(requests)
 }
 
 impl Prepared<'_> {
@@ -255,7 +307,7 @@ impl Prepared<'_> {
 
 impl Record {
     /// The prompt, and the defaults as this record changes them.
-    fn prepare(self, session: &Session, defaults: &Defaults) -> Result<(Vec<u32>, Defaults)> {
+    fn prepare(self, opened: &Opened, defaults: &Defaults) -> Result<(Vec<u32>, Defaults)> {
         if let Some(name) = self.unknown.keys().next() {
             bail!("unknown field '{name}'; allowed: see blocklock generate --help");
         }
@@ -286,9 +338,9 @@ impl Record {
         own.stop_ids = self.stop_ids.unwrap_or(own.stop_ids);
         own.ignore_eos = self.ignore_eos.unwrap_or(own.ignore_eos);
         let prompt = match (self.prompt, self.prompt_ids, self.messages) {
-            (Some(text), ..) => session.prompt_ids(&Prompt::Text(text), &own)?,
-            (_, Some(ids), _) => session.prompt_ids(&Prompt::Ids(ids), &own)?,
-            (_, _, messages) => session.chat_ids(&messages.unwrap_or_default(), own.date)?,
+            (Some(text), ..) => opened.prompt_ids(&Prompt::Text(text), &own)?,
+            (_, Some(ids), _) => opened.prompt_ids(&Prompt::Ids(ids), &own)?,
+            (_, _, messages) => opened.chat_ids(&messages.unwrap_or_default(), own.date)?,
         };
         Ok((prompt, own))
     }

@@ -1,6 +1,6 @@
 //! `check`: runs the audit and shows what it found.
 
-use crate::args::{CheckArgs, Global};
+use crate::args::{CheckArgs, Global, PromptArgs};
 use crate::certificates::Certificates;
 use crate::input::{self, Prompt};
 use crate::output::{self, note};
@@ -28,15 +28,11 @@ const RANDOM_TOKENS: usize = 150;
 pub fn run(global: &Global, args: &CheckArgs) -> Result<Outcome> {
     let settings = Settings::resolve(global)?;
     let protections = settings.protections(&args.protection);
-    let given = prompt(args)?;
+    let given = prompt(&args.source)?;
     let longest = args.longest as usize;
     let opened = Opened::open(&settings)?;
     let facts = opened.facts();
-    let prompt = match given {
-        Some(prompt) => opened.raw_ids(&prompt)?,
-        None if opened.tokenizer().is_some() => opened.raw_ids(&Prompt::Text(TEXT.into()))?,
-        None => audit::random_prompt(args.seed, RANDOM_TOKENS.min(facts.context / 2), facts.vocab),
-    };
+    let prompt = ids_or_default(&opened, given, args.seed)?;
     opened.check(&prompt, args.max_tokens as usize)?;
     // Room for the target, the longest neighbour and about half of the rest: large crowds run short of memory, so the
     // scheduler preempts on its own account too.
@@ -129,9 +125,21 @@ pub fn run(global: &Global, args: &CheckArgs) -> Result<Outcome> {
     })
 }
 
-/// The prompt given, if one is. Unlike `generate`, `check` has a default, so standard input is read only on "-".
-fn prompt(args: &CheckArgs) -> Result<Option<Prompt>> {
-    let source = &args.source;
+/// Token ids of the prompt given, or of the default one.
+pub fn ids_or_default(opened: &Opened, given: Option<Prompt>, seed: u64) -> Result<Vec<u32>> {
+    let facts = opened.facts();
+    match given {
+        Some(prompt) => opened.raw_ids(&prompt),
+        None if opened.tokenizer().is_some() => opened.raw_ids(&Prompt::Text(TEXT.into())),
+        None => {
+            let tokens = RANDOM_TOKENS.min(facts.context / 2);
+            Ok(audit::random_prompt(seed, tokens, facts.vocab))
+        }
+    }
+}
+
+/// The prompt given, if one is. Unlike `generate`, there is a default, so standard input is read only on "-".
+pub fn prompt(source: &PromptArgs) -> Result<Option<Prompt>> {
     if source.prompt.is_none() && source.prompt_file.is_none() && source.prompt_ids.is_none() {
         return Ok(None);
     }

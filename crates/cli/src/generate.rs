@@ -121,12 +121,7 @@ pub fn run(global: &Global, args: &GenerateArgs) -> Result<Outcome> {
 
 impl Defaults {
     fn new(args: &GenerateArgs, settings: &Settings) -> Result<Self> {
-        let date = match &args.date {
-            None => None,
-            Some(text) => Some(model::DateTime::parse_date(text).with_context(|| {
-                format!("--date '{text}': a date is allowed, such as 2026-01-31")
-            })?),
-        };
+        let date = date(&args.date)?;
         Ok(Self {
             protection: args.protection.unwrap_or(settings.protection.value).into(),
             sampling: args.sampling.params()?,
@@ -143,6 +138,15 @@ impl Defaults {
             date,
         })
     }
+}
+
+/// A date for templates, as typed.
+pub fn date(given: &Option<String>) -> Result<Option<model::DateTime>> {
+    let parse = |text: &String| {
+        model::DateTime::parse_date(text)
+            .with_context(|| format!("--date '{text}': a date is allowed, such as 2026-01-31"))
+    };
+    given.as_ref().map(parse).transpose()
 }
 
 /// One answer on its way.

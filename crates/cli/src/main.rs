@@ -20,6 +20,8 @@ mod inspect;
 mod kernels;
 mod lab;
 mod log;
+mod margin;
+mod margins;
 mod output;
 mod progress;
 mod pull;
@@ -72,6 +74,7 @@ fn run(cli: Cli) -> anyhow::Result<Outcome> {
         Command::Generate(args) => generate::run(&cli.global, &args),
         Command::Serve(args) => serve::run(&cli.global, &args),
         Command::Check(args) => check::run(&cli.global, &args),
+        Command::Margin(args) => margin::run(&cli.global, &args),
         Command::Bench(args) => bench::run(&cli.global, &args),
         Command::Lab { command } => lab::run(&cli.global, &command),
         Command::Inspect(args) => inspect::run(&cli.global, &args),

@@ -6,7 +6,7 @@ use crate::generate::Defaults;
 use crate::output;
 use crate::session::Session;
 use anyhow::{Context, Result, bail};
-use engine::{Event, FinishReason, Request, Row};
+use engine::{Event, FinishReason, Protection, Request, Row};
 use serde_json::{Value, json};
 
 /// Scores every token of the prompt but the first, which nothing predicts.
@@ -19,7 +19,7 @@ pub fn run(
     if ids.len() < 2 {
         bail!("the text has {} token; scoring needs at least 2", ids.len());
     }
-    let rows = prompt_rows(session, ids, defaults)?;
+    let rows = prompt_rows(session, ids, defaults.protection)?;
     let logprobs: Vec<f64> = rows
         .iter()
         .filter_map(|row| {
@@ -62,11 +62,11 @@ pub fn run(
 }
 
 /// The distribution after every prompt position.
-fn prompt_rows(session: &Session, ids: &[u32], defaults: &Defaults) -> Result<Vec<Row>> {
+pub fn prompt_rows(session: &Session, ids: &[u32], protection: Protection) -> Result<Vec<Row>> {
     let mut engine = session.engine(session.settings().engine())?;
     engine.submit(Request {
         prompt_rows_from: Some(0),
-        ..Request::new(ids.to_vec(), defaults.protection, 0)
+        ..Request::new(ids.to_vec(), protection, 0)
     })?;
     let mut rows = Vec::new();
     while !engine.is_idle() {

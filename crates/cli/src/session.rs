@@ -8,7 +8,7 @@ use crate::settings::Settings;
 use crate::{download, identity};
 use anyhow::{Context, Result, bail};
 use audit::Host;
-use device::cpu::{CpuOptions, OnCpu};
+use device::cpu::{CpuDevice, CpuOptions, OnCpu};
 use device::hostile::HostileDevice;
 use device::{
     BLOCK_TOKENS, BlockId, Device, DeviceError, DeviceInfo, DeviceName, KernelFamily, StepOutput,
@@ -221,6 +221,24 @@ impl Opened {
         let usable = self.model.config.context.div_ceil(BLOCK_TOKENS)
             * self.settings.max_running.value as usize;
         Ok(((memory / block) as usize).min(usable))
+    }
+
+    /// A CPU device of its own, for studies that disturb its steps; `None` where the settings ask for another device or
+    /// profile.
+    pub fn bare_cpu(&self, kv_blocks: usize) -> Result<Option<CpuDevice>> {
+        let settings = &self.settings;
+        if settings.device()? != DeviceName::Cpu || settings.profile() != Profile::IeeeF32 {
+            return Ok(None);
+        }
+        let options = CpuOptions {
+            threads: settings.threads.value as usize,
+            isa: isa(settings.isa.value),
+            kv_blocks,
+            vendor: false,
+        };
+        let config = Arc::clone(&self.model.config);
+        let device = CpuDevice::load(config, &self.model.weights, options);
+        Ok(Some(device.context("cannot load the model on the CPU")?))
     }
 
     /// Loads the model onto the device, with the kernels these protections need.

@@ -55,6 +55,14 @@ pub fn fraction(text: &str) -> Result<f32, String> {
     float(text, 0.0, 1.0)
 }
 
+/// Relative noise of logits.
+pub fn noise(text: &str) -> Result<f64, String> {
+    text.parse::<f64>()
+        .ok()
+        .filter(|x| *x > 0.0 && *x <= 1.0)
+        .ok_or_else(|| "a number above 0 and up to 1 is allowed, such as 1e-6".into())
+}
+
 /// A repetition penalty.
 pub fn repetition(text: &str) -> Result<f32, String> {
     match float(text, 0.0, 100.0) {
@@ -169,6 +177,10 @@ mod tests {
             assert!(temperature(bad).is_err(), "{bad}");
             assert!(top_p(bad).is_err() && fraction(bad).is_err(), "{bad}");
         }
+        for bad in ["0", "-1e-6", "1.5", "NaN", "inf", "x"] {
+            assert!(noise(bad).is_err(), "{bad}");
+        }
+        assert_eq!(noise("2e-6"), Ok(2e-6));
         assert!(top_p("0").is_err() && top_p("1").is_ok() && repetition("0").is_err());
         assert_eq!(bias("5:-2.5"), Ok((5, -2.5)));
         assert!(bias("5").is_err() && bias("x:1").is_err() && bias("5:NaN").is_err());

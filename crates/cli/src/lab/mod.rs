@@ -1,12 +1,17 @@
 //! `lab`: studies of why bits move and what it costs. Each prints a table, states its assumptions, writes pictures and
 //! numbers into a folder, and gives the same bits for the same seed.
 
+mod disturbed;
 mod drift;
 mod flips;
+mod forks;
 mod near_ties;
 mod odds;
-mod plot;
-mod report;
+mod padding;
+pub mod plot;
+mod replay;
+pub mod report;
+mod text_gaps;
 
 use crate::args::Global;
 use crate::{Outcome, progress, values};
@@ -29,6 +34,10 @@ pub enum LabCommand {
     NearTies(near_ties::NearTiesArgs),
     /// What the odds of one step make of a whole answer
     Odds(odds::OddsArgs),
+    /// Last-bit noise in a real model, and where its answer forks
+    Replay(Box<replay::ReplayArgs>),
+    /// One request beside short and long neighbours, under each protection
+    Padding(Box<padding::PaddingArgs>),
 }
 
 /// Options of every study.
@@ -69,6 +78,8 @@ pub fn run(global: &Global, command: &LabCommand) -> Result<Outcome> {
         LabCommand::Flips(args) => flips::run(global, args),
         LabCommand::NearTies(args) => near_ties::run(global, args),
         LabCommand::Odds(args) => odds::run(global, args),
+        LabCommand::Replay(args) => replay::run(global, args),
+        LabCommand::Padding(args) => padding::run(global, args),
     }
 }
 

@@ -2,14 +2,16 @@
 
 use super::plot::{Axis, Line, Plot, Series};
 use super::report::{Cell, Folder, Report, Table, number, percent};
+use super::text_gaps::TextGaps;
 use super::{LabArgs, samples, sorted};
 use crate::args::Global;
 use crate::{Outcome, output, values};
 use anyhow::Result;
-use clap::Args;
+use clap::{Args, ValueHint};
 use numerics::studies::stats::interval;
 use numerics::studies::ties;
 use serde::Serialize;
+use std::path::PathBuf;
 
 /// `lab near-ties`.
 #[derive(Debug, Args, Serialize)]
@@ -17,6 +19,7 @@ use serde::Serialize;
 #[command(after_help = "Examples:\n  \
     blocklock lab near-ties\n  \
     blocklock lab near-ties --vocab 49152 --samples 10000000\n  \
+    blocklock lab near-ties --text essay.txt --vocab 49152\n  \
     blocklock lab near-ties --gaps 1e-3,1e-4 --out pictures --json\n\n\
     The relative gap is (first - second) / |first|.")]
 pub struct NearTiesArgs {
@@ -29,6 +32,13 @@ pub struct NearTiesArgs {
     /// Steps to simulate score by score, as a check of the other two
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = values::whole::<0, 1_000_000>)]
     pub every_score: u64,
+    /// Measure a real model too: --model's gaps between its two largest logits, at every position of this text
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    #[serde(skip)]
+    pub text: Option<PathBuf>,
+    /// Tokens of the text to use at most
+    #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..=10_000_000), requires = "text")]
+    pub tokens: u32,
     /// Relative gaps
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1e-2,1e-3,1e-4,1e-5,1e-6,1e-7,1e-8",
           value_parser = values::gap, allow_hyphen_values = true)]
@@ -48,6 +58,10 @@ pub fn run(global: &Global, args: &NearTiesArgs) -> Result<Outcome> {
 fn simulated(global: &Global, args: &NearTiesArgs) -> Result<Outcome> {
     let folder = Folder::open(&args.lab)?;
     let mut report = Report::new("near-ties", args)?;
+    let real = match &args.text {
+        Some(path) => Some(TextGaps::measure(global, path, args.tokens as usize)?),
+        None => None,
+    };
     let (seed, vocab) = (args.lab.seed, args.vocab);
     let drawn = samples(global, args.samples, "steps", |sample| {
         ties::relative_gap(ties::two_best(seed, sample, vocab))
@@ -67,8 +81,10 @@ fn simulated(global: &Global, args: &NearTiesArgs) -> Result<Outcome> {
             ("low", "95 % from"),
             ("high", "to"),
             ("every_score", "score by score"),
+            ("model", "the model, text"),
         ],
     );
+    let mut by_model = Vec::new();
     let (mut by_formula, mut by_drawing, mut by_score) = (Vec::new(), Vec::new(), Vec::new());
     let (mut bars, mut score_bars) = (Vec::new(), Vec::new());
     let gaps = sorted(&args.gaps);
@@ -95,7 +111,10 @@ fn simulated(global: &Global, args: &NearTiesArgs) -> Result<Outcome> {
             Cell::Share(low),
             Cell::Share(high),
             every.map_or(Cell::Empty, Cell::Share),
+            real.as_ref()
+                .map_or(Cell::Empty, |real| Cell::Share(real.within(gap))),
         ]);
+        by_model.extend(real.as_ref().map(|real| (gap, real.within(gap))));
     }
     let tiny = 1e-9;
     let slope = ties::odds_within(vocab, tiny) / tiny;
@@ -127,6 +146,11 @@ fn simulated(global: &Global, args: &NearTiesArgs) -> Result<Outcome> {
         let met = bars.chunks(2).filter(|pair| pair[0].1 > 0.0);
         met.flatten().copied().collect()
     };
+    if let Some(real) = &real {
+        report.about = real.about.clone();
+        report.findings.push(real.finding());
+        report.assumptions.push(real.assumption());
+    }
     let line = |name: &str, points, style, line, marked| Series {
         name: name.into(),
         points,
@@ -134,7 +158,11 @@ fn simulated(global: &Global, args: &NearTiesArgs) -> Result<Outcome> {
         line,
         marked,
     };
-    let shares = by_formula.iter().chain(&by_drawing).map(|p| p.1);
+    let shares = by_formula
+        .iter()
+        .chain(&by_drawing)
+        .chain(&by_model)
+        .map(|p| p.1);
     report.pictures.push(Plot {
         file: "near-ties".into(),
         title: format!(
@@ -155,6 +183,12 @@ fn simulated(global: &Global, args: &NearTiesArgs) -> Result<Outcome> {
             line("simulated, every score", by_score, 2, Line::None, true),
         ],
     });
+    if let (Some(real), Some(picture)) = (&real, report.pictures.last_mut()) {
+        let name = format!("model, {} tokens", output::count(real.gaps.len() as u64));
+        picture
+            .series
+            .push(line(&name, by_model, 3, Line::Solid, true));
+    }
     report.findings.push(format!(
         "Score by score, in {} steps: {}.",
         args.every_score,

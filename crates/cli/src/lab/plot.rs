@@ -131,6 +131,23 @@ impl Axis {
         }
     }
 
+    /// An axis of whole numbers from 0 to `last`, with about ten ticks.
+    pub fn whole(label: impl Into<String>, last: usize) -> Self {
+        let last = last.max(1);
+        let least = last.div_ceil(10);
+        let each = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000];
+        let each = each.into_iter().find(|&e| e >= least).unwrap_or(least);
+        Self {
+            label: label.into(),
+            log: false,
+            range: (-0.02 * last as f64, 1.02 * last as f64),
+            ticks: (0..=last)
+                .step_by(each)
+                .map(|i| (i as f64, i.to_string()))
+                .collect(),
+        }
+    }
+
     /// An axis from 0 to `high` in `parts` equal parts, as per cent.
     pub fn percent(label: impl Into<String>, high: f64, parts: u32) -> Self {
         let tick = |i: u32| {

@@ -93,6 +93,8 @@ pub struct Table {
     name: &'static str,
     columns: Vec<(&'static str, &'static str)>,
     rows: Vec<Vec<Cell>>,
+    /// Rows in the text.
+    shown: usize,
 }
 
 impl Table {
@@ -102,7 +104,14 @@ impl Table {
             name,
             columns: columns.to_vec(),
             rows: Vec::new(),
+            shown: usize::MAX,
         }
+    }
+
+    /// The same; the text has the first rows only, and nothing of a table without.
+    pub fn shown(mut self, rows: usize) -> Self {
+        self.shown = rows;
+        self
     }
 
     /// Adds a row, a cell a column.
@@ -113,7 +122,8 @@ impl Table {
 
     fn text(&self) -> String {
         let head = self.columns.iter().map(|c| c.1.to_string()).collect();
-        let rows = self.rows.iter().map(|r| r.iter().map(Cell::text).collect());
+        let shown = self.rows.iter().take(self.shown);
+        let rows = shown.map(|r| r.iter().map(Cell::text).collect());
         output::table(&std::iter::once(head).chain(rows).collect::<Vec<_>>())
     }
 
@@ -138,6 +148,8 @@ impl Table {
 pub struct Report {
     /// Its name, which also names its files: the first table is NAME.csv, another NAME-TABLE.csv.
     pub study: &'static str,
+    /// What it ran on, where that is a model: fields of the JSON document.
+    pub about: Value,
     /// Every option in force.
     pub options: Value,
     /// What the numbers rest on, a sentence each.
@@ -155,6 +167,7 @@ impl Report {
     pub fn new(study: &'static str, args: &impl Serialize) -> Result<Self> {
         Ok(Self {
             study,
+            about: json!({}),
             options: serde_json::to_value(args).context("cannot write JSON")?,
             assumptions: Vec::new(),
             findings: Vec::new(),
@@ -184,7 +197,7 @@ impl Report {
 
     fn text(&self) -> String {
         let mut out = String::new();
-        for table in &self.tables {
+        for table in self.tables.iter().filter(|t| t.shown > 0) {
             out += &table.text();
             out.push('\n');
         }
@@ -204,10 +217,14 @@ impl Report {
             .iter()
             .map(|t| (t.name.to_string(), t.json()))
             .collect();
-        json!({
+        let mut document = json!({
             "study": self.study, "options": self.options, "assumptions": self.assumptions, "findings": self.findings,
             "tables": tables, "files": files,
-        })
+        });
+        if let (Some(document), Some(about)) = (document.as_object_mut(), self.about.as_object()) {
+            document.extend(about.clone());
+        }
+        document
     }
 
     fn write(&self, folder: &Folder) -> Result<Vec<String>> {

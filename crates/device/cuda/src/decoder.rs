@@ -338,11 +338,18 @@ impl CudaDevice {
             };
             match self.steps.recorded(&shape) {
                 Some(Known::Recorded(graph)) => self.gpu.replay(graph)?,
-                Some(Known::Seen) => {
-                    let graph = self.gpu.record(|| queue(self))?;
-                    self.gpu.replay(&graph)?;
-                    self.steps.keep(shape, Known::Recorded(graph));
-                }
+                Some(Known::Seen) => match self.gpu.record(|| queue(self)) {
+                    Ok(graph) => {
+                        self.gpu.replay(&graph)?;
+                        self.steps.keep(shape, Known::Recorded(graph));
+                    }
+                    Err(error) => {
+                        tracing::warn!("{error}; steps of this shape are queued one by one");
+                        self.steps.keep(shape, Known::NotRecordable);
+                        queue(self)?;
+                    }
+                },
+                Some(Known::NotRecordable) => queue(self)?,
                 None => {
                     queue(self)?;
                     self.steps.keep(shape, Known::Seen);

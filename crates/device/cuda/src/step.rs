@@ -156,10 +156,13 @@ impl Step {
     }
 }
 
-/// A step that has been seen, and one that is recorded.
+/// What became of a step.
 pub(crate) enum Known {
+    /// Queued once.
     Seen,
     Recorded(Graph),
+    /// The driver did not want it.
+    NotRecordable,
 }
 
 /// Memory that a step's copies and kernels use and the next step uses again. What is recorded holds its addresses.

@@ -216,7 +216,7 @@ fn a_reader_that_takes_nothing_is_cut_off_after_a_time() {
 
 #[test]
 fn a_reader_that_takes_nothing_is_cut_off_after_so_many_tokens() {
-    let server = start(&["--max-backlog", "256", "--kv-memory", "32MiB"]);
+    let server = start(&["--max-backlog", "2048", "--kv-memory", "32MiB"]);
     nobody_reads(&server);
     // One who reads gets all, however many.
     let events = server

@@ -29,7 +29,7 @@ extern "C" __global__ void __launch_bounds__(288, BL) attention_decode(const bf*
   // The first key seen by the query of a sequence of ln keys; chunks before its own take no part.
   auto first = [&](int ln) { return window > 0 ? max(0, ln - window) : 0; };
   if (threadIdx.x == 0) {
-    for (int i = 0; i < NS; i++) { mb_init(full + 8 * i, 1); mb_init(empty + 8 * i, 8); }
+    for (int i = 0; i < NS; i++) { mb_init(full + 8 * i, 1); mb_init(empty + 8 * i, 256); }
     mb_fence();
   }
   __syncthreads();
@@ -101,8 +101,7 @@ extern "C" __global__ void __launch_bounds__(288, BL) attention_decode(const bf*
         for (int k = 0; k < HD / 16; k++) mma16816(d, a[k], qf[k][0], qf[k][1]);
 #pragma unroll
         for (int e = 0; e < 4; e++) { int hd = q * 2 + (e & 1), kk = key + g + (e >> 1) * 8; if (hd < G) ss[hd * SP + kk] = kk < n && kk >= lo ? d[e] : -INF; }
-        __syncwarp();
-        if (l == 0) mb_arrive(empty + 8 * s);
+        mb_arrive(empty + 8 * s);  // every thread: one arrival a warp costs the same, and tools cannot follow it
       }
     }
     const int cseq = seq, chk = hk, cc = c;
@@ -170,8 +169,7 @@ extern "C" __global__ void __launch_bounds__(288, BL) attention_decode(const bf*
           for (int k = 0; k < 4; k++) { mma16816(o, a[k], b[k][0], b[k][1]); mma16816(L, ones, b[k][0], b[k][1]); }
         }
       }
-      __syncwarp();
-      if (l == 0) mb_arrive(empty + 8 * s);
+      mb_arrive(empty + 8 * s);
     }
     it += 2 * (nt - t0);
     if (nch - c0 == 1) {

@@ -4,6 +4,7 @@ use crate::attention::Attention;
 use crate::gpu::{Buffer, Gpu};
 use crate::launch::{self, Gated, Linear};
 use crate::lists::List;
+use crate::own::Own;
 use crate::step::{Io, Known, Step, Steps};
 use crate::weights::{Loaded, Matrix};
 use crate::{Cost, CublasLt, CudaError, OpTime, logits, pages};
@@ -35,6 +36,7 @@ pub struct CudaDevice {
     activation: Buffer,
     pub(crate) scratch: Option<Scratch>,
     pub(crate) io: Option<Io>,
+    own: Own,
     /// The vendor's products, or why there are none.
     products: std::result::Result<CublasLt, String>,
     /// Launches of the vendor family are allowed.
@@ -86,7 +88,10 @@ impl CudaDevice {
         let kv = gpu.alloc(bytes, "keys and values")?;
         gpu.fill(&kv, 0, bytes, 0)?;
         let gelu = config.activation == Activation::GeluTanh;
+        let own = Own::default();
+        own.at_load(&gpu, &loaded)?;
         Ok(Self {
+            own,
             activation: launch::activation_table(&gpu, gelu)?,
             config,
             weights: loaded,
@@ -178,14 +183,14 @@ impl CudaDevice {
     }
 
     /// A product of a launch of this family, on its fastest kernel.
-    pub(crate) fn product(&self, family: KernelFamily, job: &Linear) -> Result<()> {
+    pub(crate) fn product(&self, family: KernelFamily, w: &Matrix, job: &Linear) -> Result<()> {
         match (family, &self.products) {
             (KernelFamily::Contract, Ok(products))
                 if job.tokens > MANY && products.chain(job)? =>
             {
                 Ok(())
             }
-            (KernelFamily::Contract, _) => job.run(&self.gpu, job.best(self.gpu.multiprocessors())),
+            (KernelFamily::Contract, _) => self.own.run(&self.gpu, w, job),
             (KernelFamily::Vendor, Ok(vendor)) => {
                 vendor.product(job)?;
                 match job.bias {
@@ -210,7 +215,7 @@ impl CudaDevice {
         let (c, gpu, rows) = (&*self.config, &self.gpu, step.rows);
         let linear = |op, w: &Matrix, bias, x, y| {
             let job = product(w, bias, x, y, rows, false);
-            gpu.timed(op, || job.cost(), || self.product(step.family, &job))
+            gpu.timed(op, || job.cost(), || self.product(step.family, w, &job))
         };
         let (scale, eps) = (attention::scale_log2e(c.attn_scale), c.norm_eps);
         let norm = |h, branch: Option<&Buffer>, to: Option<(&Buffer, &Buffer)>| {

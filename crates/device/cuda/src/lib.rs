@@ -22,6 +22,7 @@ pub mod lists;
 mod logits;
 pub mod nvrtc;
 pub mod ops;
+mod own;
 pub mod pages;
 pub mod report;
 mod step;

@@ -83,7 +83,11 @@ impl CudaDevice {
             || launch::norm(gpu, &x, None, norm, n, c.hidden, c.norm_eps),
         )?;
         let job = product(head, None, &io.y, &io.z, n, true);
-        gpu.timed("lm_head", || job.cost(), || self.product(family, &job))?;
+        gpu.timed(
+            "lm_head",
+            || job.cost(),
+            || self.product(family, head, &job),
+        )?;
         gpu.timed(
             "selection",
             || Cost::halves(2 * n * c.vocab_size),

@@ -57,6 +57,19 @@ pub(crate) fn holds(buffer: &Buffer, at: usize, bytes: usize, what: &str) -> Res
     })
 }
 
+/// The fastest kernel for a product: of those for few tokens, the one whose tiles leave no multiprocessor more rows of W to
+/// stream than another's would.
+fn fastest(tokens: usize, outputs: usize, width: usize, multiprocessors: usize) -> &'static str {
+    let all = Linear::kernels(tokens, width);
+    let first = all.first().copied().unwrap_or(LINEAR_REF);
+    let Some(few) = FEW.iter().find(|f| f.name == first) else {
+        return first;
+    };
+    let most = |f: &&Few| outputs.div_ceil(f.rows).div_ceil(multiprocessors) * f.rows;
+    let able = FEW.iter().filter(|f| f.tokens == few.tokens);
+    able.min_by_key(most).map_or(first, |f| f.name)
+}
+
 /// `y = x · Wᵀ + bias`.
 pub struct Linear<'a> {
     /// `[tokens][width]` bf16.
@@ -117,17 +130,9 @@ impl Linear<'_> {
         }
     }
 
-    /// The fastest kernel: of those for few tokens, the one whose tiles leave no multiprocessor more rows to stream than
-    /// another's would.
+    /// The fastest kernel.
     pub fn best(&self, multiprocessors: usize) -> &'static str {
-        let all = Self::kernels(self.tokens, self.width);
-        let first = all.first().copied().unwrap_or(LINEAR_REF);
-        let Some(few) = FEW.iter().find(|f| f.name == first) else {
-            return first;
-        };
-        let most = |f: &&Few| self.outputs.div_ceil(f.rows).div_ceil(multiprocessors) * f.rows;
-        let able = FEW.iter().filter(|f| f.tokens == few.tokens);
-        able.min_by_key(most).map_or(first, |f| f.name)
+        fastest(self.tokens, self.outputs, self.width, multiprocessors)
     }
 
     /// Launches it on one of [`Linear::kernels`].
@@ -523,5 +528,28 @@ impl Selection {
             )
         };
         (0..rows).map(row).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_leave_no_multiprocessor_more_to_stream_than_they_must() {
+        let of = |tokens, outputs| fastest(tokens, outputs, 4096, 132);
+        // 128 tiles of 48, of 32; elsewhere as many rows a multiprocessor by any tile, so the largest.
+        assert_eq!(of(1, 6144), "linear_mma_8_48");
+        assert_eq!(of(8, 4096), "linear_mma_8_32");
+        assert_eq!(of(8, 24576), "linear_mma_8_64");
+        assert_eq!(of(9, 151936), "linear_mma_16_64");
+        assert_eq!(of(32, 4096), "linear_mma_32_32");
+        assert_eq!(of(33, 4096), "linear_wg_64");
+        assert_eq!(of(128, 4096), "linear_wg_128");
+        assert_eq!(of(129, 4096), "linear_wg_256");
+        assert_eq!(fastest(1, 4096, 12, 132), LINEAR_REF);
+        for kernel in Linear::kernels(1, 64) {
+            assert!(kernels::unit(kernel).is_some(), "{kernel}");
+        }
     }
 }

@@ -11,7 +11,7 @@ fn kernels_are_listed() {
         .map(|k| k["name"].as_str().unwrap())
         .collect();
     assert!(
-        names.contains(&"linear_mma_8") && names.contains(&"attention_ref"),
+        names.contains(&"linear_mma_8_64") && names.contains(&"attention_ref"),
         "{names:?}"
     );
     assert_eq!(run(&["kernels", "list"]).out.lines().count(), names.len());

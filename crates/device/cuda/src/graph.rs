@@ -131,16 +131,6 @@ pub struct Pinned {
 unsafe impl Send for Pinned {}
 
 impl Pinned {
-    /// Words it holds.
-    pub fn len(&self) -> usize {
-        self.words
-    }
-
-    /// Never.
-    pub fn is_empty(&self) -> bool {
-        self.words == 0
-    }
-
     /// Its words. Nothing queued may write them.
     pub fn words(&self) -> &[i32] {
         // SAFETY: initialised when allocated.

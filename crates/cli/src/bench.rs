@@ -112,10 +112,13 @@ pub fn run(global: &Global, args: &BenchArgs) -> Result<Outcome> {
         },
     )?;
     if !global.quiet && !global.json {
+        let repeats = match args.rate.is_empty() {
+            true => format!("{} repeats, ", args.repeats),
+            false => String::new(),
+        };
         note(&format!(
-            "{}: {} repeats, {} threads",
+            "{}: {repeats}{} threads",
             session.name(),
-            args.repeats,
             settings.threads.value
         ));
     }
@@ -144,17 +147,8 @@ pub fn run(global: &Global, args: &BenchArgs) -> Result<Outcome> {
         bench_serving::run(global, &settings, &session, &plan)?;
         return Ok(Outcome::Done);
     }
-    let mut config = settings.engine();
-    let mut certificates = Certificates::new(&session);
-    for &protection in &protections {
-        for prompt in cases.iter().flat_map(|c| c.prompts.first(c.sequences)) {
-            let certificate = certificates.of(protection, prompt)?;
-            let shared = certificate.filter(|c| c.equivariant);
-            let shared = shared.map(|c| (protection, c.geometry));
-            let known = &mut config.locked.equivariant;
-            known.extend(shared.filter(|s| !known.contains(s)));
-        }
-    }
+    let lengths = cases.iter().flat_map(|c| c.prompts.first(c.sequences));
+    let config = Certificates::new(&session).sharing(settings.engine(), &protections, lengths)?;
     let bandwidth = session.host().copy_bandwidth();
     let floors = bandwidth.map(|b| Floors::new(&session, b));
     let total = cases.len() * args.repeats as usize * protections.len();

@@ -75,14 +75,9 @@ struct OverNone {
 
 /// Measures every cell, protections in turns within each repeat, and reports.
 pub fn run(global: &Global, settings: &Settings, session: &Session, plan: &Plan) -> Result<()> {
-    let mut config = settings.engine();
-    let mut certificates = Certificates::new(session);
-    for &protection in &plan.protections {
-        let certificate = certificates.of(protection, plan.prompts.of(0))?;
-        let shared = certificate.filter(|c| c.equivariant);
-        let shared = shared.map(|c| (protection, c.geometry));
-        config.locked.equivariant.extend(shared);
-    }
+    let length = std::iter::once(plan.prompts.of(0));
+    let config =
+        Certificates::new(session).sharing(settings.engine(), &plan.protections, length)?;
     let total = plan.beside.len() * plan.repeats * plan.protections.len();
     let bar = progress::bar(global, total as u64);
     let mut cells = Vec::new();

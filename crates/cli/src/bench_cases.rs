@@ -32,7 +32,7 @@ impl Prompts {
     }
 
     /// Of that many sequences.
-    pub fn first(&self, sequences: usize) -> impl Iterator<Item = usize> {
+    pub fn first(&self, sequences: usize) -> impl Iterator<Item = usize> + Clone {
         self.0.iter().copied().cycle().take(sequences)
     }
 }

@@ -73,21 +73,10 @@ struct Cell {
 /// Measures every cell and reports.
 pub fn run(global: &Global, settings: &Settings, session: &Session, plan: &Plan) -> Result<()> {
     let context = session.facts().context;
-    let lengths: Vec<usize> = arrivals(plan, 1.0, context)
-        .iter()
-        .map(|a| a.prompt)
-        .collect();
-    let mut config = settings.engine();
-    let mut certificates = Certificates::new(session);
-    for &protection in &plan.protections {
-        for &length in lengths.iter().step_by(plan.target_every) {
-            let certificate = certificates.of(protection, length)?;
-            let shared = certificate.filter(|c| c.equivariant);
-            let shared = shared.map(|c| (protection, c.geometry));
-            let known = &mut config.locked.equivariant;
-            known.extend(shared.filter(|s| !known.contains(s)));
-        }
-    }
+    let all = arrivals(plan, 1.0, context);
+    let lengths = all.iter().step_by(plan.target_every).map(|a| a.prompt);
+    let config =
+        Certificates::new(session).sharing(settings.engine(), &plan.protections, lengths)?;
     let bar = progress::bar(global, (plan.rates.len() * plan.protections.len()) as u64);
     let mut cells = Vec::new();
     for &rate in &plan.rates {

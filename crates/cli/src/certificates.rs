@@ -5,8 +5,8 @@ use crate::output::note;
 use crate::progress;
 use crate::session::Session;
 use anyhow::{Context, Result, bail};
-use engine::Protection;
 use engine::certify::{Certificate, CertifyError};
+use engine::{EngineConfig, Protection};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -45,6 +45,25 @@ impl<'a> Certificates<'a> {
         };
         let known = self.known.contains_key(&(protection, geometry.clone()));
         !known && kept(self.session, protection, &geometry).is_none()
+    }
+
+    /// Settings under which targets with prompts of these lengths share launches where their geometries' certificates allow.
+    pub fn sharing(
+        &mut self,
+        mut config: EngineConfig,
+        protections: &[Protection],
+        prompts: impl Iterator<Item = usize> + Clone,
+    ) -> Result<EngineConfig> {
+        for &protection in protections {
+            for prompt in prompts.clone() {
+                let certificate = self.of(protection, prompt)?;
+                let shared = certificate.filter(|c| c.equivariant);
+                let shared = shared.map(|c| (protection, c.geometry));
+                let known = &mut config.locked.equivariant;
+                known.extend(shared.filter(|s| !known.contains(s)));
+            }
+        }
+        Ok(config)
     }
 
     /// The certificate of the geometry a prompt of so many tokens has under `protection`: kept, or made now. `None`

@@ -115,7 +115,7 @@ fn a_picture_of_the_readme_is_drawn_again_to_the_byte() {
 }
 
 #[test]
-#[ignore = "half a minute of arithmetic"]
+#[ignore = "half a minute of arithmetic; make soak runs it"]
 fn soak_the_other_pictures_are_too() {
     drawn_again("drift");
     drawn_again("flips");

@@ -457,7 +457,12 @@ impl Device for CudaDevice {
         for launch in &step.launches {
             let mut rows = Vec::new();
             if !launch.segments.is_empty() {
-                let mut all = self.run(launch)?.into_iter();
+                let results = self.run(launch);
+                if results.is_err() {
+                    // What was queued still reads the lists, which the next step writes.
+                    let _ = self.gpu.synchronize();
+                }
+                let mut all = results?.into_iter();
                 for segment in &launch.segments {
                     rows.push(all.by_ref().take(segment.outputs.len()).collect());
                 }

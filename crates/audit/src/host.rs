@@ -127,6 +127,18 @@ impl Device for Host {
         output
     }
 
+    fn execute_beside(
+        &mut self,
+        plan: &StepPlan,
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<StepOutput, DeviceError> {
+        let mut shared = self.lock();
+        let start = Instant::now();
+        let output = shared.device.execute_beside(plan, meanwhile);
+        shared.busy += start.elapsed();
+        output
+    }
+
     fn copy_blocks(&mut self, pairs: &[(BlockId, BlockId)]) -> Result<(), DeviceError> {
         self.lock().device.copy_blocks(pairs)
     }

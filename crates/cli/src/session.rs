@@ -438,7 +438,15 @@ impl Device for Timed {
     }
 
     fn execute(&mut self, plan: &StepPlan) -> Result<StepOutput, DeviceError> {
-        let output = self.clocked.device_mut().execute(plan);
+        self.execute_beside(plan, &mut || ())
+    }
+
+    fn execute_beside(
+        &mut self,
+        plan: &StepPlan,
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<StepOutput, DeviceError> {
+        let output = self.clocked.device_mut().execute_beside(plan, meanwhile);
         let taken = self.clocked.take_times()?;
         let mut times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
         for one in taken {

@@ -77,6 +77,18 @@ pub trait Device: Send {
     /// Runs the launches in order.
     fn execute(&mut self, plan: &StepPlan) -> Result<StepOutput, DeviceError>;
 
+    /// As [`Device::execute`], and calls `meanwhile` once, on this thread, before it returns. A device that computes
+    /// elsewhere calls it as soon as it has queued the step, so that the caller's own work runs beside it; where the
+    /// step fails, it may go uncalled. No result may depend on it.
+    fn execute_beside(
+        &mut self,
+        plan: &StepPlan,
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<StepOutput, DeviceError> {
+        meanwhile();
+        self.execute(plan)
+    }
+
     /// Copies whole KV blocks, all layers, `(from, to)`.
     fn copy_blocks(&mut self, pairs: &[(BlockId, BlockId)]) -> Result<(), DeviceError>;
 

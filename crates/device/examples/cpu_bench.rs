@@ -26,6 +26,7 @@ fn plan(family: KernelFamily, sequences: usize, start: usize, tokens: usize) -> 
                 index: tokens - 1,
                 logits: false,
                 score: None,
+                choose: None,
             }],
         })
         .collect();

@@ -133,6 +133,7 @@ pub fn schedule(
                         index,
                         logits: rng.below(2) == 0,
                         score: (rng.below(2) == 0).then(|| rng.below(config.vocab_size) as u32),
+                        choose: None,
                     });
                 }
             }
@@ -218,6 +219,7 @@ pub fn launch_sizes(
                         index: 0,
                         logits: true,
                         score: None,
+                        choose: None,
                     }],
                 })
                 .collect();

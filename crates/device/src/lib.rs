@@ -17,8 +17,8 @@ mod walk;
 pub use name::{DeviceName, UnknownDevice};
 
 pub use plan::{
-    BLOCK_TOKENS, BlockId, KernelFamily, KvSplit, Launch, LogitRows, OutputRow, RowResult, Segment,
-    StepOutput, StepPlan,
+    BLOCK_TOKENS, BlockId, Choose, KernelFamily, KvSplit, Launch, LogitRows, OutputRow, RowResult,
+    Segment, StepOutput, StepPlan,
 };
 
 /// Why a device could not do what it was asked.

@@ -1,6 +1,7 @@
 //! What a device is asked to do in one step: an ordered list of launches.
 
 pub use crate::validate::validate;
+use numerics::sample::{History, SamplingParams};
 
 /// Tokens a KV block holds.
 pub const BLOCK_TOKENS: usize = 64;
@@ -41,8 +42,19 @@ pub enum LogitRows {
     Alone,
 }
 
+/// What decides the token after a row, beside its logits: the arguments of [`numerics::sample::sample`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct Choose {
+    /// Valid, with biases for ids of the vocabulary only.
+    pub params: SamplingParams,
+    /// What its penalties look at.
+    pub history: History,
+    /// The token's absolute position.
+    pub position: u64,
+}
+
 /// One result asked of a segment.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct OutputRow {
     /// Which of the segment's tokens, from 0.
     pub index: usize,
@@ -50,10 +62,19 @@ pub struct OutputRow {
     pub logits: bool,
     /// Return this token's raw logit too (scoring).
     pub score: Option<u32>,
+    /// Choose the token after this row, or else return all raw logits, for the caller to choose.
+    pub choose: Option<Choose>,
+}
+
+impl OutputRow {
+    /// Whether a device that chooses no tokens returns all raw logits.
+    pub fn wants_logits(&self) -> bool {
+        self.logits || self.choose.is_some()
+    }
 }
 
 /// A run of consecutive tokens of one sequence.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Segment {
     /// First row of the launch's buffer this segment occupies.
     pub offset: usize,
@@ -68,7 +89,7 @@ pub struct Segment {
 }
 
 /// One pass of some rows through the whole decoder.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Launch {
     /// Kernel family.
     pub family: KernelFamily,
@@ -85,14 +106,14 @@ pub struct Launch {
 }
 
 /// Launches to run in order.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct StepPlan {
     /// In order of execution.
     pub launches: Vec<Launch>,
 }
 
 /// Result for one [`OutputRow`].
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct RowResult {
     /// Some logit was NaN; every other field is then meaningless.
     pub nan: bool,
@@ -100,10 +121,12 @@ pub struct RowResult {
     pub top: Vec<(u32, f32)>,
     /// ln Σ exp(logit), contract order.
     pub log_sum_exp: f32,
-    /// All raw logits, where asked.
+    /// All raw logits, where asked, and where a token was to be chosen but is not.
     pub logits: Option<Vec<f32>>,
     /// The raw logit of the scored token, where asked.
     pub score: Option<f32>,
+    /// The token chosen and its raw logit, where asked and where the device can.
+    pub chosen: Option<(u32, f32)>,
 }
 
 /// Results of a step: `launches[i].segments[j].outputs[k]` ↔ `rows[i][j][k]`.

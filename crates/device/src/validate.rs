@@ -109,6 +109,16 @@ fn check_outputs(segment: &Segment, vocab: usize) -> Result<(), String> {
                 format!("scored token {t} is outside the vocabulary of {vocab}")
             })?;
         }
+        if let Some(choose) = &output.choose {
+            choose.params.validate().map_err(|e| e.to_string())?;
+            if let Some((id, _)) = choose.params.logit_bias.last()
+                && *id as usize >= vocab
+            {
+                return Err(format!(
+                    "biased token {id} is outside the vocabulary of {vocab}"
+                ));
+            }
+        }
     }
     match segment
         .outputs
@@ -158,7 +168,8 @@ fn check_writers(segments: &[Segment]) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::OutputRow;
+    use crate::{Choose, OutputRow};
+    use numerics::sample::{History, SamplingParams};
 
     const VOCAB: usize = 100;
     const CONTEXT: usize = 1000;
@@ -175,6 +186,7 @@ mod tests {
                 index: len - 1,
                 logits: false,
                 score: None,
+                choose: None,
             }],
         }
     }
@@ -187,6 +199,19 @@ mod tests {
             kv_split: KvSplit::Contract,
             logit_rows: LogitRows::Together,
             segments: vec![segment(0, 0, 3, 0), segment(4, 128, 1, 10)],
+        }
+    }
+
+    fn choose(temperature: f32, biased: u32) -> Choose {
+        let params = SamplingParams {
+            temperature,
+            logit_bias: vec![(biased, 1.0)],
+            ..SamplingParams::default()
+        };
+        Choose {
+            params,
+            history: History::default(),
+            position: 3,
         }
     }
 
@@ -220,7 +245,7 @@ mod tests {
     #[test]
     fn each_broken_rule_is_named() {
         type Case = (fn(&mut Launch), &'static str);
-        let cases: [Case; 20] = [
+        let cases: [Case; 22] = [
             (|l| l.kv_split = KvSplit::Parts(2), "asks for 2 KV parts"),
             (
                 |l| l.kv_split = KvSplit::Every(64),
@@ -272,6 +297,14 @@ mod tests {
             (
                 |l| l.segments[0].outputs[0].score = Some(100),
                 "scored token 100",
+            ),
+            (
+                |l| l.segments[0].outputs[0].choose = Some(choose(0.5, 100)),
+                "biased token 100 is outside the vocabulary of 100",
+            ),
+            (
+                |l| l.segments[0].outputs[0].choose = Some(choose(-1.0, 99)),
+                "temperature is -1, but must be finite and at least 0",
             ),
             (
                 |l| {

@@ -322,14 +322,12 @@ impl Walk {
                     top,
                     log_sum_exp: select::log_sum_exp(&logits),
                     score: output.score.map(|t| logits[t as usize]),
-                    logits: output.logits.then_some(logits),
+                    logits: output.wants_logits().then_some(logits),
+                    chosen: None,
                 },
                 Err(_) => RowResult {
                     nan: true,
-                    top: Vec::new(),
-                    log_sum_exp: 0.0,
-                    logits: None,
-                    score: None,
+                    ..RowResult::default()
                 },
             }
         };

@@ -255,6 +255,7 @@ impl Bench<'_> {
                             index: rows - 1,
                             logits: true,
                             score: None,
+                            choose: None,
                         }],
                     });
                 }
@@ -334,6 +335,7 @@ impl Bench<'_> {
                         index: rows - 1,
                         logits: false,
                         score: None,
+                        choose: None,
                     }],
                 });
                 block += count;

@@ -6,15 +6,11 @@ use numerics::sample::{History, SamplingParams, is_allowed, sample_among};
 
 /// Whether the largest raw logit is the answer, so that the device's Top-20 suffice.
 pub fn is_greedy(params: &SamplingParams) -> bool {
-    params.temperature == 0.0
-        && params.repetition_penalty == 1.0
-        && params.presence_penalty == 0.0
-        && params.frequency_penalty == 0.0
-        && params.logit_bias.is_empty()
+    params.temperature == 0.0 && !params.penalises() && params.logit_bias.is_empty()
 }
 
-/// Chooses the token at absolute `position`, among the allowed ones where there is such a set; returns it with its raw
-/// logit.
+/// The token at absolute `position`, as the device chose it or chosen here, among the allowed ones where there is such a
+/// set, with its raw logit.
 pub fn choose(
     row: &RowResult,
     params: &SamplingParams,
@@ -22,6 +18,9 @@ pub fn choose(
     allowed: Option<&[u32]>,
     position: usize,
 ) -> Result<(u32, f32), String> {
+    if let Some(chosen) = row.chosen {
+        return Ok(chosen);
+    }
     let missing = "the device returned no logits";
     if is_greedy(params) && allowed.is_none() {
         return row.top.first().copied().ok_or_else(|| missing.into());
@@ -90,10 +89,8 @@ mod tests {
                 .collect();
             let row = RowResult {
                 top: numerics::select::top_k(&logits, numerics::TOP_N).unwrap(),
-                log_sum_exp: 0.0,
-                score: None,
                 logits: Some(logits.clone()),
-                nan: false,
+                ..RowResult::default()
             };
             let mut allowed = vec![0u32; 4];
             for _ in 0..[1, 2, 30][case % 3] {

@@ -4,7 +4,7 @@ use crate::constraint::Held;
 use crate::prefix::ChainKey;
 use crate::request::{Event, FinishReason, Request, RequestId, Row};
 use crate::sampler;
-use device::{BLOCK_TOKENS, BlockId, OutputRow, RowResult, Segment};
+use device::{BLOCK_TOKENS, BlockId, Choose, OutputRow, RowResult, Segment};
 use numerics::sample::History;
 
 /// A request and its progress. After a preemption `tokens` are simply computed again: prompt and answer so far.
@@ -53,10 +53,10 @@ impl Sequence {
             blocks: Vec::new(),
             published: 0,
             next_row: request.prompt_rows_from,
-            history: if sampler::is_greedy(&request.sampling) {
-                History::default()
-            } else {
-                History::new(&tokens, &[])
+            // A prompt's tokens matter to the repetition penalty alone.
+            history: match request.sampling.repetition_penalty {
+                1.0 => History::default(),
+                _ => History::new(&tokens, &[]),
             },
             held: request.grammar.as_ref().map(Held::new),
             keys: root.into_iter().collect(),
@@ -102,13 +102,16 @@ impl Sequence {
             let chooses = position + 1 == self.tokens.len() && self.generates();
             (chooses || self.wants_row(position)).then(|| OutputRow {
                 index: position - start,
-                logits: chooses
-                    && (self.held.is_some() || !sampler::is_greedy(&self.request.sampling)),
+                // What is allowed next is worked out while the step runs, so the choice is made after it.
+                logits: chooses && self.held.is_some(),
                 score: self
                     .tokens
                     .get(position + 1)
                     .copied()
                     .filter(|_| self.wants_row(position)),
+                choose: (chooses && self.held.is_none())
+                    .then(|| self.choice())
+                    .flatten(),
             })
         };
         Segment {
@@ -118,6 +121,16 @@ impl Sequence {
             blocks: self.blocks.clone(),
             outputs: (start..end).filter_map(output).collect(),
         }
+    }
+
+    /// How the next token is chosen, where that is not the largest logit.
+    fn choice(&self) -> Option<Choose> {
+        let params = &self.request.sampling;
+        (!sampler::is_greedy(params)).then(|| Choose {
+            params: params.clone(),
+            history: self.history.clone(),
+            position: self.tokens.len() as u64,
+        })
     }
 
     /// Its constraint, where that has to say what may come next.
@@ -168,7 +181,9 @@ impl Sequence {
             if let Some((token, _)) = chosen {
                 let index = end - self.prompt_len;
                 self.tokens.push(token);
-                self.history.push(token);
+                if self.request.sampling.penalises() {
+                    self.history.push(token);
+                }
                 stopped = self.request.stop_tokens.contains(&token);
                 emit(Event::Token { index, token, row });
                 if let (false, Some(held)) = (stopped, &mut self.held) {

@@ -5,7 +5,6 @@ use crate::{
     philox::philox4x32_10,
     select::{self, NanLogit},
 };
-use std::collections::BTreeMap;
 
 /// What a caller may ask of sampling. The defaults are greedy.
 #[derive(Debug, Clone, PartialEq)]
@@ -84,6 +83,13 @@ pub enum SampleError {
 }
 
 impl SamplingParams {
+    /// Whether the token depends on the history at all.
+    pub fn penalises(&self) -> bool {
+        self.repetition_penalty != 1.0
+            || self.presence_penalty != 0.0
+            || self.frequency_penalty != 0.0
+    }
+
     /// Whether every field is within its range; the error names the first that is not.
     pub fn validate(&self) -> Result<(), BadParameter> {
         let check = |name, value: f32, ok: bool, allowed| {
@@ -134,25 +140,32 @@ impl SamplingParams {
 /// Which tokens a sequence holds already: what the penalties look at.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct History {
-    /// By id: how often it is in the output; 0 where it is in the prompt only.
-    output_counts: BTreeMap<u32, u32>,
+    /// (id, how often it is in the output), ascending by id; 0 times where it is in the prompt only.
+    counts: Vec<(u32, u32)>,
 }
 
 impl History {
     /// The history after `prompt` and `output`.
     pub fn new(prompt: &[u32], output: &[u32]) -> Self {
-        let mut history = Self::default();
-        for &t in prompt {
-            history.output_counts.entry(t).or_insert(0);
-        }
+        let mut counts: Vec<(u32, u32)> = prompt.iter().map(|&t| (t, 0)).collect();
+        counts.sort_unstable();
+        counts.dedup();
+        let mut history = Self { counts };
         output.iter().for_each(|&t| history.push(t));
         history
     }
 
     /// Adds a generated token.
     pub fn push(&mut self, token: u32) {
-        let count = self.output_counts.entry(token).or_insert(0);
-        *count = count.saturating_add(1);
+        match self.counts.binary_search_by_key(&token, |c| c.0) {
+            Ok(at) => self.counts[at].1 = self.counts[at].1.saturating_add(1),
+            Err(at) => self.counts.insert(at, (token, 1)),
+        }
+    }
+
+    /// (id, how often it is in the output), ascending by id.
+    pub fn counts(&self) -> &[(u32, u32)] {
+        &self.counts
     }
 }
 
@@ -228,7 +241,7 @@ fn adjust(z: &mut [f32], params: &SamplingParams, history: &History) -> Result<(
         *z.get_mut(id as usize)
             .ok_or(SampleError::UnknownToken { id, vocab })? += bias;
     }
-    for (&id, &count) in &history.output_counts {
+    for &(id, count) in &history.counts {
         // A history may hold ids that have no logit: padded rows of an embedding, say.
         let Some(z) = z.get_mut(id as usize) else {
             continue;
@@ -281,8 +294,8 @@ fn weigh(z: &[f32], params: &SamplingParams) -> Result<Vec<(u32, u64)>, SampleEr
     Ok(kept.into_iter().map(|(id, _, w)| (id, w)).collect())
 }
 
-/// 64 random bits of (seed, choice, position).
-fn draw(params: &SamplingParams, position: u64) -> u64 {
+/// 64 random bits of (seed, choice, position): step 8's r.
+pub fn draw(params: &SamplingParams, position: u64) -> u64 {
     let counter = [
         position as u32,
         (position >> 32) as u32,

@@ -112,6 +112,7 @@ pub fn logits_at(
         index,
         logits: true,
         score: None,
+        choose: None,
     };
     let launch = Launch {
         family: KernelFamily::Contract,

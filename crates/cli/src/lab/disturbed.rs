@@ -229,6 +229,7 @@ fn segment(
         index,
         logits: false,
         score: None,
+        choose: None,
     };
     Segment {
         offset,

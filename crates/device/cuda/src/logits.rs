@@ -108,10 +108,7 @@ impl CudaDevice {
             let Some(top) = top else {
                 return Ok(RowResult {
                     nan: true,
-                    top: Vec::new(),
-                    log_sum_exp: 0.0,
-                    logits: None,
-                    score: None,
+                    ..RowResult::default()
                 });
             };
             let read = |from: usize, n: usize| -> Result<Vec<f32>> {
@@ -127,7 +124,8 @@ impl CudaDevice {
                     Some(token) => read(token as usize, 1)?.first().copied(),
                     None => None,
                 },
-                logits: match output.logits {
+                chosen: None,
+                logits: match output.wants_logits() {
                     true => Some(read(0, vocab)?),
                     false => None,
                 },
@@ -154,6 +152,7 @@ mod tests {
                     index,
                     logits: false,
                     score: None,
+                    choose: None,
                 })
                 .collect(),
         };

@@ -58,10 +58,7 @@ pub(super) fn select(isa: Isa, z: &mut [f32], asked: &OutputRow) -> RowResult {
     let Some(max) = (unsafe { isa.run(Canonical(&mut *z)) }) else {
         return RowResult {
             nan: true,
-            top: Vec::new(),
-            log_sum_exp: f32::NAN,
-            logits: None,
-            score: None,
+            ..RowResult::default()
         };
     };
     let log_sum_exp = if max.is_infinite() {
@@ -76,7 +73,8 @@ pub(super) fn select(isa: Isa, z: &mut [f32], asked: &OutputRow) -> RowResult {
         // SAFETY: as above.
         top: unsafe { isa.run(Top { x: z, n }) },
         log_sum_exp,
-        logits: asked.logits.then(|| z.to_vec()),
+        logits: asked.wants_logits().then(|| z.to_vec()),
         score: asked.score.map(|t| z[t as usize]),
+        chosen: None,
     }
 }

@@ -111,6 +111,7 @@ fn logits(device: &mut ReferenceDevice, tokens: &[u32], cuts: &[usize], blocks: 
                 index,
                 logits: true,
                 score: Some(7),
+                choose: None,
             })
             .collect();
         let segment = Segment {
@@ -186,6 +187,7 @@ fn copied_blocks_continue_a_sequence() {
             index: 0,
             logits: true,
             score: None,
+            choose: None,
         }],
     };
     let launch = Launch {
@@ -396,6 +398,7 @@ fn a_position_that_is_not_finite_is_seen_as_nan() {
                     index,
                     logits: false,
                     score: None,
+                    choose: None,
                 })
                 .collect();
             let segments = vec![Segment {

@@ -227,7 +227,8 @@ fn result(state: u64, output: &device::OutputRow) -> RowResult {
         top,
         log_sum_exp: (mix(state, 1 << 40) >> 44) as f32,
         score: output.score.map(|id| logits[id as usize]),
-        logits: output.logits.then_some(logits),
+        logits: output.wants_logits().then_some(logits),
+        chosen: None,
     }
 }
 

@@ -18,6 +18,7 @@ fn plan(start: usize, n: usize) -> StepPlan {
                 index,
                 logits: true,
                 score: None,
+                choose: None,
             })
             .collect(),
     };

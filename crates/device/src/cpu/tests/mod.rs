@@ -451,6 +451,7 @@ fn vendor_launches_are_near_the_contract() {
                         index: n - 1,
                         logits: true,
                         score: None,
+                        choose: None,
                     }],
                 };
                 let segments = vec![segment(0), segment(1)];

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use device::cpu::{self, CpuOptions, Isa};
 use device::hopper_cases::{self, EmulationOps, HopperOps, ScalarOps, digest};
 use device::{Device, DeviceName, conformance};
-use device_cuda::{CudaDevice, CudaOps, Gpu};
+use device_cuda::{CudaDevice, CudaOps, Gpu, disturb};
 use model::{ModelConfig, Weights};
 use numerics::Profile;
 use numerics::weight::WeightType;
@@ -80,8 +80,19 @@ pub fn run(global: &Global, args: &SelftestArgs) -> Result<Outcome> {
         }
         ended.push(result);
     }
+    let beside = match &gpu {
+        Some(gpu)
+            if args
+                .filter
+                .as_deref()
+                .is_none_or(|f| "beside copies".contains(f)) =>
+        {
+            Some(beside_copies(gpu)?)
+        }
+        _ => None,
+    };
     let asked = Asked::run(args, gpu.as_ref())?;
-    if ended.is_empty() && asked.answered.is_empty() {
+    if ended.is_empty() && beside.is_none() && asked.answered.is_empty() {
         bail!(
             "--filter '{}': no case has this in its name",
             args.filter.as_deref().unwrap_or_default()
@@ -129,12 +140,12 @@ pub fn run(global: &Global, args: &SelftestArgs) -> Result<Outcome> {
             "device": name.to_string(), "facts": facts, "executors": executors.iter().map(|e| e.0).collect::<Vec<_>>(),
             "run": ended.len(), "compared_with_reference": compared, "wrong": wrong,
             "models": match &models { None => Value::Null, Some(Ok(())) => "equal".into(), Some(Err(e)) => e.as_str().into() },
-            "answers": asked.json(), "open_seconds": opened.as_secs_f64(), "seconds": seconds, "cases": cases,
+            "beside_copies": beside.as_ref().map(Beside::json), "answers": asked.json(), "open_seconds": opened.as_secs_f64(), "seconds": seconds, "cases": cases,
         }))?;
     } else {
         let what: Vec<&str> = executors.iter().map(|e| e.0).collect();
         output::print(&format!(
-            "{name}: {} cases on {}; {compared} compared with the scalar reference, {wrong} wrong; {}{}; {seconds:.1} s\n",
+            "{name}: {} cases on {}; {compared} compared with the scalar reference, {wrong} wrong; {}{}{}; {seconds:.1} s\n",
             ended.len(),
             what.join(" and "),
             match &models {
@@ -142,13 +153,55 @@ pub fn run(global: &Global, args: &SelftestArgs) -> Result<Outcome> {
                 Some(Ok(())) => "whole models equal the reference; ",
                 Some(Err(_)) => "whole models differ; ",
             },
+            beside.as_ref().map_or(String::new(), Beside::text),
             asked.text(),
         ))?;
     }
-    Ok(match wrong == 0 && !wrong_models && asked.wrong() == 0 {
-        true => Outcome::Done,
-        false => Outcome::Differs,
-    })
+    let wrong_beside = beside.is_some_and(|b| b.wrong > 0);
+    Ok(
+        match wrong == 0 && !wrong_models && !wrong_beside && asked.wrong() == 0 {
+            true => Outcome::Done,
+            false => Outcome::Differs,
+        },
+    )
+}
+
+/// What came of kernels beside copies that take what bandwidth there is.
+struct Beside {
+    launches: usize,
+    wrong: usize,
+}
+
+impl Beside {
+    fn text(&self) -> String {
+        let Self { launches, wrong } = self;
+        format!("{launches} products and all cases beside copies, {wrong} wrong; ")
+    }
+
+    fn json(&self) -> Value {
+        json!({"products": self.launches, "wrong": self.wrong})
+    }
+}
+
+/// Products many times over, and every case of the fast kernels against itself alone.
+fn beside_copies(gpu: &Arc<Gpu>) -> Result<Beside> {
+    let (launches, lines) = disturb::products(gpu)?;
+    for line in &lines {
+        output::note(line);
+    }
+    let mut wrong = lines.len();
+    let mut ops = CudaOps::new(gpu, false);
+    let mut bits = |named: &hopper_cases::Named| named.case().run(&mut ops);
+    let cases = hopper_cases::all();
+    let alone: Vec<_> = cases.iter().map(&mut bits).collect();
+    let _copies = disturb::Copies::start(gpu)?;
+    for (named, alone) in cases.iter().zip(alone) {
+        if bits(named) != alone {
+            wrong += 1;
+            output::note(&format!("{}: other bits beside copies", named.name));
+        }
+    }
+    Ok(Beside { launches, wrong })
 }
 
 /// Whole answers, compared with those recorded on a GPU.

@@ -101,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(288, BL) attention_decode(const bf*
         for (int k = 0; k < HD / 16; k++) mma16816(d, a[k], qf[k][0], qf[k][1]);
 #pragma unroll
         for (int e = 0; e < 4; e++) { int hd = q * 2 + (e & 1), kk = key + g + (e >> 1) * 8; if (hd < G) ss[hd * SP + kk] = kk < n && kk >= lo ? d[e] : -INF; }
-        mb_arrive(empty + 8 * s);  // every thread: one arrival a warp costs the same, and tools cannot follow it
+        mb_give_back(empty + 8 * s, true);  // every thread: one arrival a warp costs the same, and tools cannot follow it
       }
     }
     const int cseq = seq, chk = hk, cc = c;
@@ -169,7 +169,7 @@ extern "C" __global__ void __launch_bounds__(288, BL) attention_decode(const bf*
           for (int k = 0; k < 4; k++) { mma16816(o, a[k], b[k][0], b[k][1]); mma16816(L, ones, b[k][0], b[k][1]); }
         }
       }
-      mb_arrive(empty + 8 * s);
+      mb_give_back(empty + 8 * s, true);
     }
     it += 2 * (nt - t0);
     if (nch - c0 == 1) {

@@ -14,6 +14,13 @@ __device__ __forceinline__ void mb_init(u32 b, u32 n) { asm volatile("mbarrier.i
 __device__ __forceinline__ void mb_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 __device__ __forceinline__ void mb_expect(u32 b, u32 n) { asm volatile("mbarrier.arrive.expect_tx.shared.b64 _,[%0],%1;" :: "r"(b), "r"(n) : "memory"); }
 __device__ __forceinline__ void mb_arrive(u32 b) { asm volatile("mbarrier.arrive.shared.b64 _,[%0];" :: "r"(b) : "memory"); }
+// Gives a slot back to the copy engine: what this thread has read from it by ordinary loads (ldmatrix too) has been read. An
+// arrival alone does not wait for them: beside a kernel that keeps the load units busy, the engine overtook the last ones.
+__device__ __forceinline__ void mb_give_back(u32 b, bool arrives) {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  __syncwarp();
+  if (arrives) mb_arrive(b);
+}
 __device__ __forceinline__ void mb_wait(u32 b, u32 phase) {
   asm volatile("{.reg .pred p; W: mbarrier.try_wait.parity.shared.b64 p,[%0],%1; @p bra D; bra W; D:}" :: "r"(b), "r"(phase) : "memory"); }
 // n contiguous bytes

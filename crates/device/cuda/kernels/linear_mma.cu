@@ -67,8 +67,7 @@ extern "C" __global__ void __launch_bounds__(WN * 32 + 32, 1) linear_mma(const _
 #pragma unroll
           for (int n = 0; n < NT; n++) mma16816(d[n], A[kk], B[n][kk >> 1][(kk & 1) * 2], B[n][kk >> 1][(kk & 1) * 2 + 1]);
       }
-      __syncwarp();
-      if (l == 0) mb_arrive(empty + 8 * sl);
+      mb_give_back(empty + 8 * sl, l == 0);
     }
 #pragma unroll
     for (int n = 0; n < NT; n++)

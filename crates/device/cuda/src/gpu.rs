@@ -171,6 +171,11 @@ impl Gpu {
         self.stream.handle
     }
 
+    /// Another queue, whose work runs beside this one's.
+    pub(crate) fn new_stream(&self) -> Result<Stream, CudaError> {
+        Stream::new(&self.context).map_err(|e| self.error("cannot create a stream", e))
+    }
+
     pub(crate) fn shared_stream(&self) -> Arc<Stream> {
         Arc::clone(&self.stream)
     }
@@ -489,6 +494,10 @@ impl Stream {
             handle: result::stream::create(result::stream::StreamKind::NonBlocking)?,
             context: Arc::clone(context),
         })
+    }
+
+    pub(crate) fn handle(&self) -> sys::CUstream {
+        self.handle
     }
 
     /// Makes the context this thread's; whether that worked.

@@ -12,6 +12,7 @@ pub mod attention;
 pub mod cache;
 pub mod cublaslt;
 pub mod decoder;
+pub mod disturb;
 pub mod error;
 pub mod gpu;
 pub mod graph;

@@ -1,0 +1,134 @@
+//! Kernels beside others that take what memory and load units there are: no bit may change. Alone, a kernel's loads come
+//! in the order and time it was written for; a slot given back too early, or read too soon, shows beside something else.
+
+use crate::CudaError;
+use crate::gpu::{Buffer, Gpu};
+use crate::launch::{self, Linear};
+use cudarc::driver::result;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+type Result<T> = std::result::Result<T, CudaError>;
+
+/// Bytes a copy moves: more than caches hold.
+const COPY: usize = 256 << 20;
+
+/// Copies queued at a time.
+const QUEUED: usize = 8;
+
+/// Launches of each product.
+const LAUNCHES: usize = 200;
+
+/// Rows and columns of W: sizes that models have, with few and many stages of K.
+const SHAPES: [(usize, usize); 4] = [(4096, 4096), (4096, 12288), (6144, 4096), (1536, 576)];
+
+/// At the edges of the kernels' tiles.
+const TOKENS: [usize; 7] = [1, 7, 8, 16, 32, 64, 128];
+
+/// Copies within a device's memory, one after another in a queue of their own, until dropped.
+pub struct Copies {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Copies {
+    /// Begins.
+    pub fn start(gpu: &Arc<Gpu>) -> Result<Self> {
+        let buffers = [gpu.alloc(COPY, "copies")?, gpu.alloc(COPY, "copies")?];
+        gpu.fill(&buffers[0], 0, COPY, 0x5a)?;
+        gpu.synchronize()?;
+        let stream = gpu.new_stream()?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let (seen, keep) = (Arc::clone(&stop), Arc::clone(gpu));
+        let thread = std::thread::spawn(move || {
+            let [from, to] = &buffers;
+            let (from, to) = (from.address(), to.address());
+            while stream.bind() && !seen.load(Ordering::Relaxed) {
+                // SAFETY: two whole buffers of this size, which live until the queue is empty.
+                let queued = (0..QUEUED).all(|_| unsafe {
+                    result::memcpy_dtod_async(to, from, COPY, stream.handle()).is_ok()
+                });
+                // SAFETY: our stream.
+                let ended = unsafe { result::stream::synchronize(stream.handle()) };
+                if !queued || ended.is_err() {
+                    break; // whoever waits for the device next is told
+                }
+            }
+            drop(keep);
+        });
+        Ok(Self {
+            stop,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for Copies {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Our own products, each launched again and again beside copies, against the plain kernel: how many were launched, and a
+/// line for each kernel that gave other bits.
+pub fn products(gpu: &Arc<Gpu>) -> Result<(usize, Vec<String>)> {
+    let (mut launched, mut wrong) = (0, Vec::new());
+    let _copies = Copies::start(gpu)?;
+    for (outputs, width) in SHAPES {
+        let room = |n: usize| gpu.alloc(n, "a product beside copies");
+        let w = room(outputs * width * 2)?;
+        launch::adverse(gpu, &w, outputs * width, width, 2)?;
+        for tokens in TOKENS {
+            let bytes = tokens * outputs * 2;
+            let [x, want, got] = [
+                room(tokens * width * 2)?,
+                room(bytes)?,
+                room(bytes * LAUNCHES)?,
+            ];
+            launch::adverse(gpu, &x, tokens * width, width, 1)?;
+            let size = (tokens, outputs, width);
+            product(&x, &w, &want, size).run(gpu, launch::LINEAR_REF)?;
+            for kernel in Linear::kernels(tokens, width) {
+                gpu.fill(&got, 0, got.bytes(), 0xff)?;
+                let parts: Vec<Buffer> =
+                    (0..LAUNCHES).map(|i| got.part(i * bytes, bytes)).collect();
+                for y in &parts {
+                    product(&x, &w, y, size).run(gpu, kernel)?;
+                }
+                let mut differ = 0;
+                for y in &parts {
+                    differ += usize::from(!launch::same(gpu, &want, y, bytes)?);
+                }
+                launched += LAUNCHES;
+                if differ > 0 {
+                    wrong.push(format!(
+                        "{kernel}, {tokens} x {outputs} x {width}: {differ} of {LAUNCHES} launches beside copies give other bits"
+                    ));
+                }
+            }
+        }
+    }
+    Ok((launched, wrong))
+}
+
+fn product<'a>(
+    x: &'a Buffer,
+    w: &'a Buffer,
+    y: &'a Buffer,
+    (tokens, outputs, width): (usize, usize, usize),
+) -> Linear<'a> {
+    Linear {
+        x,
+        w,
+        bias: None,
+        y,
+        wide: false,
+        tokens,
+        outputs,
+        width,
+    }
+}

@@ -66,7 +66,8 @@ pub fn run(global: &Global, args: &SelftestArgs) -> Result<Outcome> {
         true => hopper_cases::sweep(),
         false => Vec::new(),
     };
-    for named in hopper_cases::all().iter().chain(&sweep) {
+    let choices = hopper_cases::choices();
+    for named in hopper_cases::all().iter().chain(&choices).chain(&sweep) {
         if args
             .filter
             .as_ref()
@@ -112,7 +113,7 @@ pub fn run(global: &Global, args: &SelftestArgs) -> Result<Outcome> {
     {
         let cases: Map<String, Value> = ended
             .iter()
-            .filter(|e| !e.name.starts_with("sweep "))
+            .filter(|e| !["sweep ", "choose "].iter().any(|p| e.name.starts_with(p)))
             .filter_map(|e| Some((e.name.clone(), e.digest.clone()?.into())))
             .collect();
         let document = json!({

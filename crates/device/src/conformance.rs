@@ -4,6 +4,7 @@
 //! blocks, with gaps between segments; memory that no live token occupies filled with NaN, infinities and huge values
 //! before each step.
 
+use crate::hopper_cases::asks;
 use crate::reference::ReferenceDevice;
 use crate::testing::{Rng, Spec, WEIGHT_TYPES, build, random_spec};
 use crate::{
@@ -12,6 +13,7 @@ use crate::{
 };
 use model::{ModelConfig, Weights};
 use numerics::Profile;
+use numerics::sample::sample;
 use std::sync::Arc;
 
 /// Makes the device under test for a model with a pool of so many KV blocks.
@@ -21,12 +23,19 @@ pub type Factory<'a> =
 /// Blocks in the pools of the random schedules.
 const POOL: usize = 40;
 
-/// NaN, Top-20, log-sum-exp, logits, score.
-type Bits = (bool, Vec<(u32, u32)>, u32, Option<Vec<u32>>, Option<u32>);
+/// NaN, Top-20, log-sum-exp, logits, score, choice.
+type Bits = (
+    bool,
+    Vec<(u32, u32)>,
+    u32,
+    Option<Vec<u32>>,
+    Option<u32>,
+    Option<(u32, u32)>,
+);
 
 fn bits(r: &RowResult) -> Bits {
     if r.nan {
-        return (true, Vec::new(), 0, None, None);
+        return (true, Vec::new(), 0, None, None, None);
     }
     let all = |z: &Vec<f32>| z.iter().map(|x| x.to_bits()).collect();
     (
@@ -35,6 +44,7 @@ fn bits(r: &RowResult) -> Bits {
         r.log_sum_exp.to_bits(),
         r.logits.as_ref().map(all),
         r.score.map(f32::to_bits),
+        r.chosen.map(|c| (c.0, c.1.to_bits())),
     )
 }
 
@@ -133,7 +143,7 @@ pub fn schedule(
                         index,
                         logits: rng.below(2) == 0,
                         score: (rng.below(2) == 0).then(|| rng.below(config.vocab_size) as u32),
-                        choose: None,
+                        choose: (rng.below(2) == 0).then(|| asks(config.vocab_size, &mut rng)),
                     });
                 }
             }
@@ -172,9 +182,31 @@ fn compare(
     reference: &mut dyn Device,
     plan: &StepPlan,
 ) -> Result<(), String> {
-    let got = device.execute(plan).map_err(|e| e.to_string())?;
-    let want = reference.execute(plan).map_err(|e| e.to_string())?;
-    same_bits(&got, &want)
+    let run = |device: &mut dyn Device| {
+        let mut out = device.execute(plan).map_err(|e| e.to_string())?;
+        choose(plan, &mut out)?;
+        Ok::<_, String>(out)
+    };
+    same_bits(&run(device)?, &run(reference)?)
+}
+
+/// Chooses what a device left to its caller.
+fn choose(plan: &StepPlan, out: &mut StepOutput) -> Result<(), String> {
+    let segments = plan.launches.iter().flat_map(|l| &l.segments);
+    let outputs = segments.flat_map(|s| &s.outputs);
+    for (output, row) in outputs.zip(out.rows.iter_mut().flatten().flatten()) {
+        let Some(ask) = output.choose.as_ref().filter(|_| !row.nan) else {
+            continue;
+        };
+        if row.chosen.is_none() {
+            let z = row.logits.as_deref().ok_or("neither a token nor logits")?;
+            let id =
+                sample(z, &ask.params, &ask.history, ask.position).map_err(|e| e.to_string())?;
+            row.chosen = Some((id, z[id as usize]));
+            row.logits = row.logits.take().filter(|_| output.logits);
+        }
+    }
+    Ok(())
 }
 
 /// Models with every head size, group size and format in turn, `rounds` schedules each format.

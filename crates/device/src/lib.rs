@@ -1,5 +1,6 @@
 //! Devices: where a step runs. One trait, one conformance suite for every implementation.
 
+pub mod choice;
 #[doc(hidden)]
 pub mod conformance;
 pub mod cpu;

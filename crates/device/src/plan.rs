@@ -1,7 +1,7 @@
 //! What a device is asked to do in one step: an ordered list of launches.
 
+pub use crate::choice::Choose;
 pub use crate::validate::validate;
-use numerics::sample::{History, SamplingParams};
 
 /// Tokens a KV block holds.
 pub const BLOCK_TOKENS: usize = 64;
@@ -40,17 +40,6 @@ pub enum LogitRows {
     EveryRow,
     /// Each row asked for on its own.
     Alone,
-}
-
-/// What decides the token after a row, beside its logits: the arguments of [`numerics::sample::sample`].
-#[derive(Debug, Clone, PartialEq)]
-pub struct Choose {
-    /// Valid, with biases for ids of the vocabulary only.
-    pub params: SamplingParams,
-    /// What its penalties look at.
-    pub history: History,
-    /// The token's absolute position.
-    pub position: u64,
 }
 
 /// One result asked of a segment.

@@ -324,8 +324,9 @@ impl CudaDevice {
     /// Runs a launch and waits. Decode steps are recorded when one of their shape comes a second time, and replayed from
     /// then on: a shape's first time also proves and loads the vendor's kernels, which a recording must not.
     fn run(&mut self, launch: &Launch) -> Result<Vec<RowResult>> {
-        let step = Step::new(&self.config, launch)?;
+        let mut step = Step::new(&self.config, launch)?;
         let groups = logits::groups(launch, &step.starts, step.rows);
+        step.ask(&groups, self.config.vocab_size);
         let most = groups.iter().map(|g| g.rows.len()).max().unwrap_or(0);
         self.prepare(&step, most)?;
         if let Some(io) = &mut self.io {
@@ -339,7 +340,7 @@ impl CudaDevice {
         {
             let queue = |gpu: &Self| {
                 gpu.forward(&step)?;
-                gpu.logits(step.family, group)
+                gpu.logits(&step, group)
             };
             match self.steps.recorded(&shape) {
                 Some(Known::Recorded(graph)) => self.gpu.replay(graph)?,
@@ -366,7 +367,7 @@ impl CudaDevice {
         self.forward(&step)?;
         let mut out = Vec::new();
         for group in &groups {
-            self.logits(step.family, group)?;
+            self.logits(&step, group)?;
             self.gpu.synchronize()?;
             out.extend(self.collect(group)?);
         }

@@ -98,6 +98,14 @@ pub static UNITS: &[Unit] = &[
     unit!("embed", "embed.cu", &[], false, "embed", 0),
     unit!("norm", "norm.cu", &[], false, "norm_rows", 0),
     unit!("heads", "heads.cu", &[], false, "heads", 0),
+    unit!(
+        "choose",
+        "choose.cu",
+        &[],
+        true,
+        "choose",
+        crate::choose::SHARED
+    ),
     Unit {
         name: "activation",
         source: include_str!("../kernels/activation.cu"),

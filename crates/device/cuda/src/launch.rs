@@ -433,7 +433,7 @@ pub struct Selection {
     keys: Buffer,
     sums: Buffer,
     wrong: Buffer,
-    /// Ids, logits, sums and statuses, one list after another.
+    /// Ids, logits, sums, statuses; ids and logits of chosen tokens; single logits: one list after another.
     results: Buffer,
     rows: usize,
 }
@@ -441,8 +441,17 @@ pub struct Selection {
 /// Blocks a row of the first two kernels.
 const PARTS: usize = 32;
 
-/// A row's first logits in order, or `None` where one is NaN, and its log-sum-exp.
-pub type Picked = (Option<Vec<(u32, f32)>>, f32);
+/// A row's results.
+pub struct Picked {
+    /// The first logits in order; `None` where one is NaN, and all else is meaningless.
+    pub top: Option<Vec<(u32, f32)>>,
+    /// ln Σ exp.
+    pub log_sum_exp: f32,
+    /// The token chosen and its logit, where that was asked.
+    pub chosen: (u32, f32),
+    /// A single logit, where that was asked.
+    pub score: f32,
+}
 
 impl Selection {
     /// Room for at most so many rows.
@@ -499,6 +508,15 @@ impl Selection {
         }
     }
 
+    /// Adds what `choose` reads and writes beside logits: statuses, and its results.
+    pub(crate) fn chosen(&self, args: Args, rows: usize) -> Args {
+        let at = |word: usize| rows * (2 * TOP_N + word) * 4;
+        args.inside(&self.results, at(1))
+            .inside(&self.results, at(2))
+            .inside(&self.results, at(3))
+            .inside(&self.results, at(4))
+    }
+
     /// Queues a copy of the results of so many rows.
     pub fn fetch(&self, gpu: &Gpu, rows: usize, to: &Pinned) -> Result<()> {
         gpu.fetch(&self.results, to, rows * Self::WORDS)
@@ -511,23 +529,26 @@ impl Selection {
     }
 
     /// Words of a row's results.
-    pub const WORDS: usize = 2 * TOP_N + 2;
+    pub const WORDS: usize = 2 * TOP_N + 5;
 
     /// What the results of so many rows say.
     pub fn picked(words: &[i32], rows: usize, vocab: usize) -> Vec<Picked> {
         let (ids, rest) = words.split_at(rows * TOP_N);
         let (tops, rest) = rest.split_at(rows * TOP_N);
-        let (sums, nan) = rest.split_at(rows);
-        let row = |r: usize| {
+        let one = |word: usize, row: usize| rest[word * rows + row];
+        let float = |word, row| f32::from_bits(one(word, row) as u32);
+        let all = |r: usize| {
             let row = r * TOP_N..r * TOP_N + TOP_N.min(vocab);
             let logits = tops[row.clone()].iter().map(|&z| f32::from_bits(z as u32));
             let pairs = ids[row].iter().map(|&id| id as u32).zip(logits);
-            (
-                (nan[r] == 0).then(|| pairs.collect()),
-                f32::from_bits(sums[r] as u32),
-            )
+            Picked {
+                top: (one(1, r) == 0).then(|| pairs.collect()),
+                log_sum_exp: float(0, r),
+                chosen: (one(2, r) as u32, float(3, r)),
+                score: float(4, r),
+            }
         };
-        (0..rows).map(row).collect()
+        (0..rows).map(all).collect()
     }
 }
 

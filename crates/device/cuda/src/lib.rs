@@ -10,6 +10,7 @@
 pub mod args;
 pub mod attention;
 pub mod cache;
+pub mod choose;
 pub mod cublaslt;
 pub mod decoder;
 pub mod disturb;

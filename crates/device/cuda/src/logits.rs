@@ -1,9 +1,11 @@
 //! From the residual stream to a launch's results: final norm, output matrix, selection.
 
+use crate::choose;
 use crate::decoder::{CudaDevice, product};
 use crate::launch::{self, Selection};
+use crate::step::Step;
 use crate::{Cost, CudaError};
-use device::{KernelFamily, Launch, LogitRows, OutputRow, RowResult};
+use device::{Launch, LogitRows, OutputRow, RowResult};
 
 type Result<T> = std::result::Result<T, CudaError>;
 
@@ -16,7 +18,9 @@ pub(crate) struct Group<'a> {
     /// Rows of the launch.
     pub rows: Vec<usize>,
     /// (place in `rows`, what is wanted of it).
-    wanted: Vec<(usize, &'a OutputRow)>,
+    pub wanted: Vec<(usize, &'a OutputRow)>,
+    /// Outputs in groups before this one.
+    before: usize,
 }
 
 /// The groups of a launch, in which every output has its place, in order.
@@ -28,8 +32,9 @@ pub(crate) fn groups<'a>(launch: &'a Launch, starts: &[usize], rows: usize) -> V
     let listed = |some: &[(usize, &'a OutputRow)]| Group {
         rows: some.iter().map(|w| w.0).collect(),
         wanted: some.iter().enumerate().map(|(i, w)| (i, w.1)).collect(),
+        before: 0,
     };
-    match launch.logit_rows {
+    let mut groups: Vec<Group> = match launch.logit_rows {
         LogitRows::Together => wanted.chunks(MOST).map(listed).collect(),
         LogitRows::Alone => wanted.chunks(1).map(listed).collect(),
         LogitRows::EveryRow => (0..rows)
@@ -40,11 +45,18 @@ pub(crate) fn groups<'a>(launch: &'a Launch, starts: &[usize], rows: usize) -> V
                 Group {
                     wanted: inside.map(|w| (w.0 - first, w.1)).collect(),
                     rows: rows.collect(),
+                    before: 0,
                 }
             })
             .filter(|g| !g.wanted.is_empty())
             .collect(),
+    };
+    let mut before = 0;
+    for group in &mut groups {
+        group.before = before;
+        before += group.wanted.len();
     }
+    groups
 }
 
 impl Group<'_> {
@@ -58,7 +70,7 @@ impl Group<'_> {
 
 impl CudaDevice {
     /// Queues section 10 of NUMERICS.md for a group: logits, selection, and the copy of what is selected.
-    pub(crate) fn logits(&self, family: KernelFamily, group: &Group) -> Result<()> {
+    pub(crate) fn logits(&self, step: &Step, group: &Group) -> Result<()> {
         let (Some(s), Some(io)) = (&self.scratch, &self.io) else {
             return Err(CudaError::Unsupported("logits of nothing".into()));
         };
@@ -86,13 +98,22 @@ impl CudaDevice {
         gpu.timed(
             "lm_head",
             || job.cost(),
-            || self.product(family, head, &job),
+            || self.product(step.family, head, &job),
         )?;
         gpu.timed(
             "selection",
             || Cost::halves(2 * n * c.vocab_size),
             || io.selection.run(gpu, &io.z, n, head.rows, c.vocab_size),
         )?;
+        if let Some(asks) = &step.asks {
+            let some = (group.before, group.wanted.len());
+            let shape = (n, head.rows, c.vocab_size);
+            gpu.timed(
+                "choice",
+                || Cost::halves(2 * some.1 * c.vocab_size),
+                || asks.run(gpu, &io.lists, some, &io.z, shape, &io.selection),
+            )?;
+        }
         io.selection.fetch(gpu, n, &io.results)
     }
 
@@ -104,29 +125,27 @@ impl CudaDevice {
         let (vocab, stride) = (self.config.vocab_size, self.head().rows);
         let picked = Selection::picked(io.results.words(), group.rows.len(), vocab);
         let one = |&(row, output): &(usize, &OutputRow)| -> Result<RowResult> {
-            let (top, log_sum_exp) = &picked[row];
-            let Some(top) = top else {
+            let picked = &picked[row];
+            let Some(top) = &picked.top else {
                 return Ok(RowResult {
                     nan: true,
                     ..RowResult::default()
                 });
             };
-            let read = |from: usize, n: usize| -> Result<Vec<f32>> {
-                let mut some = vec![0.0; n];
-                self.gpu.read(&io.z, (row * stride + from) * 4, &mut some)?;
-                Ok(some)
-            };
+            let chosen = (output.choose.is_some() && choose::can(vocab)).then_some(picked.chosen);
+            let logits = output.logits || (output.choose.is_some() && chosen.is_none());
             Ok(RowResult {
                 nan: false,
                 top: top.clone(),
-                log_sum_exp: *log_sum_exp,
-                score: match output.score {
-                    Some(token) => read(token as usize, 1)?.first().copied(),
-                    None => None,
-                },
-                chosen: None,
-                logits: match output.wants_logits() {
-                    true => Some(read(0, vocab)?),
+                log_sum_exp: picked.log_sum_exp,
+                score: output.score.map(|_| picked.score),
+                chosen,
+                logits: match logits {
+                    true => {
+                        let mut all = vec![0.0; vocab];
+                        self.gpu.read(&io.z, row * stride * 4, &mut all)?;
+                        Some(all)
+                    }
                     false => None,
                 },
             })
@@ -138,7 +157,7 @@ impl CudaDevice {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use device::{KvSplit, Segment};
+    use device::{KernelFamily, KvSplit, Segment};
 
     fn launch(logit_rows: LogitRows) -> Launch {
         let segment = |offset, tokens: usize, outputs: &[usize]| Segment {

@@ -1,13 +1,14 @@
 //! The operations of profile `hopper-bf16` on a GPU, one at a time, from and to host memory: what tests compare.
 
 use crate::attention::{self, Partial, Plan};
+use crate::choose::Asks;
 use crate::gpu::{Buffer, Gpu};
 use crate::lists::Lists;
 use crate::{CudaError, launch, pages};
-use device::KvSplit;
 use device::hopper_cases::{
-    Attention, Embed, Gated, Heads, HopperOps, Linear, Logits, Norm, Selected, Turned,
+    Attention, Choices, Embed, Gated, Heads, HopperOps, Linear, Logits, Norm, Selected, Turned,
 };
+use device::{KvSplit, OutputRow};
 use half::bf16;
 use numerics::TOP_N;
 
@@ -255,18 +256,44 @@ impl<'a> CudaOps<'a> {
         )
     }
 
+    /// Rows on the device, and the distance between two: those of padded vocabularies end in what must not count.
+    fn padded(&self, z: &[f32], vocab: usize) -> Result<(Buffer, usize)> {
+        let stride = vocab + 3;
+        let mut padded = Vec::with_capacity(z.len() / vocab * stride);
+        for row in z.chunks_exact(vocab) {
+            padded.extend_from_slice(row);
+            padded.extend([f32::NAN; 3]);
+        }
+        Ok((self.gpu.upload(&padded, "logits")?, stride))
+    }
+
+    fn chosen(&self, c: &Choices) -> Result<Vec<Option<(u32, f32)>>> {
+        let gpu = self.gpu;
+        let rows = c.asks.len();
+        let (z, stride) = self.padded(&c.z, c.vocab)?;
+        let outputs: Vec<OutputRow> = c
+            .asks
+            .iter()
+            .map(|ask| OutputRow {
+                choose: Some(ask.clone()),
+                ..OutputRow::default()
+            })
+            .collect();
+        let mut lists = Lists::default();
+        let asks = Asks::new(&mut lists, outputs.iter().enumerate(), c.vocab)
+            .ok_or_else(|| CudaError::Unsupported(format!("a vocabulary of {}", c.vocab)))?;
+        let lists = lists.upload(gpu)?;
+        let out = launch::Selection::new(gpu, rows)?;
+        out.run(gpu, &z, rows, stride, c.vocab)?;
+        asks.run(gpu, &lists, (0, rows), &z, (rows, stride, c.vocab), &out)?;
+        let picked = out.read(gpu, rows, c.vocab)?.into_iter();
+        Ok(picked.map(|p| p.top.map(|_| p.chosen)).collect())
+    }
+
     fn selected(&self, c: &Logits) -> Result<Vec<Selected>> {
         let gpu = self.gpu;
         let rows = c.z.len() / c.vocab;
-        let stride = c.vocab + 3; // rows of padded vocabularies end in what must not count
-        let mut padded = vec![f32::NAN; rows * stride];
-        for (to, from) in padded
-            .chunks_exact_mut(stride)
-            .zip(c.z.chunks_exact(c.vocab))
-        {
-            to[..c.vocab].copy_from_slice(from);
-        }
-        let z = gpu.upload(&padded, "logits")?;
+        let (z, stride) = self.padded(&c.z, c.vocab)?;
         let out = launch::Selection::new(gpu, rows)?;
         out.run(gpu, &z, rows, stride, c.vocab)?;
         let logits: Vec<f32> = gpu.download(&z, rows * stride)?;
@@ -274,10 +301,10 @@ impl<'a> CudaOps<'a> {
         Ok(picked
             .into_iter()
             .enumerate()
-            .map(|(r, (top, log_sum_exp))| Selected {
+            .map(|(r, picked)| Selected {
                 logits: logits[r * stride..][..c.vocab].to_vec(),
-                top,
-                log_sum_exp,
+                top: picked.top,
+                log_sum_exp: picked.log_sum_exp,
             })
             .collect())
     }
@@ -366,6 +393,9 @@ impl HopperOps for CudaOps<'_> {
     }
     fn logits(&mut self, c: &Logits) -> std::result::Result<Vec<Selected>, String> {
         text(self.selected(c))
+    }
+    fn choose(&mut self, c: &Choices) -> std::result::Result<Vec<Option<(u32, f32)>>, String> {
+        text(self.chosen(c))
     }
 }
 

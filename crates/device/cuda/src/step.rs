@@ -2,10 +2,12 @@
 
 use crate::CudaError;
 use crate::attention::{Heads, Partial, Plan, PlanShape, Run};
+use crate::choose::Asks;
 use crate::gpu::{Buffer, Gpu};
 use crate::graph::{Graph, Pinned};
 use crate::launch::Selection;
 use crate::lists::{List, Lists};
+use crate::logits::Group;
 use device::{BLOCK_TOKENS, KernelFamily, Launch};
 use model::ModelConfig;
 use std::collections::HashMap;
@@ -28,6 +30,8 @@ pub(crate) struct Step {
     pub positions: List,
     pub last: usize,
     pub attention: Vec<Plan>,
+    /// What its rows of logits are asked, group by group.
+    pub asks: Option<Asks>,
 }
 
 /// Steps of one shape queue the same launches with the same arguments; all else is in their lists.
@@ -42,6 +46,7 @@ pub(crate) struct StepShape {
     kernels: Vec<&'static str>,
     /// First row of logits, and how many.
     outputs: (usize, usize),
+    asks: Option<Asks>,
 }
 
 impl Step {
@@ -127,7 +132,14 @@ impl Step {
             positions: positions_at,
             last: positions.iter().copied().max().unwrap_or(0) as usize + 1,
             attention,
+            asks: None,
         })
+    }
+
+    /// Adds what is asked of the rows of logits.
+    pub fn ask(&mut self, groups: &[Group], vocab: usize) {
+        let wanted = groups.iter().flat_map(|g| g.wanted.iter().copied());
+        self.asks = Asks::new(&mut self.lists, wanted, vocab);
     }
 
     /// The kernels of a layer's attention, plan by plan.
@@ -152,6 +164,7 @@ impl Step {
                 .flat_map(|kind| self.kernels(kind.window).map(|k| k.1))
                 .collect(),
             outputs,
+            asks: self.asks,
         })
     }
 }

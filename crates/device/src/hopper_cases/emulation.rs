@@ -1,12 +1,16 @@
 //! The CPU's emulation as an executor.
 
+use super::choose::choose;
 use super::{
-    Attention, Embed, Gated, Heads, HopperOps, Linear, Logits, Norm, ScalarOps, Selected, Turned,
+    Attention, Choices, Embed, Gated, Heads, HopperOps, Linear, Logits, Norm, ScalarOps, Selected,
+    Turned,
 };
+use crate::Choose;
 use crate::cpu::Isa;
 use crate::cpu::hopper::ops;
 use half::bf16;
 use model::config::Activation;
+use numerics::select;
 
 /// The emulation's kernels on one path of this machine. Embedding and selection, which have no kernels of their own, are
 /// the scalar reference's.
@@ -127,5 +131,14 @@ impl HopperOps for EmulationOps {
 
     fn logits(&mut self, c: &Logits) -> Result<Vec<Selected>, String> {
         ScalarOps.logits(c)
+    }
+
+    fn choose(&mut self, c: &Choices) -> Result<Vec<Option<(u32, f32)>>, String> {
+        let one = |(z, ask): (&[f32], &Choose)| {
+            let nan = z.iter().any(|z| z.is_nan());
+            let id = choose(z, &ask.plain(c.vocab), c.vocab.div_ceil(4096) | 1).filter(|_| !nan)?;
+            Some((id, select::canonical(z[id as usize])))
+        };
+        Ok(c.z.chunks_exact(c.vocab).zip(&c.asks).map(one).collect())
     }
 }

@@ -2,18 +2,23 @@
 //! emulation, a GPU. Inputs are functions of a case's name, results are bits, and a digest of those can be recorded on
 //! one machine and compared on another.
 
+mod choices;
+mod choose;
 mod data;
 mod emulation;
 mod list;
 mod scalar;
 mod sweep;
 
+pub(crate) use choices::asks;
+pub use choices::choices;
 pub use data::Flavour;
 pub use emulation::EmulationOps;
 pub use list::{Named, all};
 pub use scalar::ScalarOps;
 pub use sweep::{sweep, token_counts};
 
+use crate::Choose;
 use half::bf16;
 
 /// `y = x · Wᵀ + bias`.
@@ -138,6 +143,17 @@ pub struct Logits {
     pub z: Vec<f32>,
 }
 
+/// Tokens chosen from rows of logits.
+#[derive(Debug, Clone)]
+pub struct Choices {
+    /// Logits a row.
+    pub vocab: usize,
+    /// `[asks][vocab]`.
+    pub z: Vec<f32>,
+    /// One a row.
+    pub asks: Vec<Choose>,
+}
+
 /// What [`HopperOps::logits`] gives for a row.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Selected {
@@ -176,6 +192,8 @@ pub trait HopperOps {
     fn attention(&mut self, c: &Attention) -> Result<Vec<bf16>, String>;
     /// One a row.
     fn logits(&mut self, c: &Logits) -> Result<Vec<Selected>, String>;
+    /// A token a row and its logit; `None` where a logit is NaN.
+    fn choose(&mut self, c: &Choices) -> Result<Vec<Option<(u32, f32)>>, String>;
 }
 
 /// One operation with its inputs.
@@ -189,6 +207,7 @@ pub enum Case {
     Gated(Gated),
     Attention(Attention),
     Logits(Logits),
+    Choices(Choices),
 }
 
 /// Bits of one result: NaN is one value, whatever its payload.
@@ -226,6 +245,11 @@ impl Case {
             }
             Self::Gated(c) => halves(&mut out, &ops.gated(c)?),
             Self::Attention(c) => halves(&mut out, &ops.attention(c)?),
+            Self::Choices(c) => {
+                for chosen in ops.choose(c)? {
+                    out.extend(chosen.map_or([u32::MAX; 2], |(id, z)| [id, wide(z)]));
+                }
+            }
             Self::Logits(c) => {
                 for row in ops.logits(c)? {
                     out.extend(row.logits.iter().copied().map(wide));

@@ -1,7 +1,11 @@
 //! The scalar reference as an executor.
 
-use super::{Attention, Embed, Gated, Heads, HopperOps, Linear, Logits, Norm, Selected, Turned};
+use super::{
+    Attention, Choices, Embed, Gated, Heads, HopperOps, Linear, Logits, Norm, Selected, Turned,
+};
+use crate::Choose;
 use half::bf16;
+use numerics::sample::{SampleError, sample};
 use numerics::{attention, hopper, math, rope, select};
 
 /// `numerics`, one element after the other.
@@ -150,5 +154,19 @@ impl HopperOps for ScalarOps {
             }
         });
         Ok(rows.collect())
+    }
+
+    fn choose(&mut self, c: &Choices) -> Result<Vec<Option<(u32, f32)>>, String> {
+        let one = |(z, ask): (&[f32], &Choose)| match sample(
+            z,
+            &ask.params,
+            &ask.history,
+            ask.position,
+        ) {
+            Ok(id) => Ok(Some((id, select::canonical(z[id as usize])))),
+            Err(SampleError::Nan(_)) => Ok(None),
+            Err(error) => Err(error.to_string()),
+        };
+        c.z.chunks_exact(c.vocab).zip(&c.asks).map(one).collect()
     }
 }

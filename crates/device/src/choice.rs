@@ -48,6 +48,25 @@ pub struct Change {
     pub seen: u32,
 }
 
+impl Plain {
+    /// Steps 1 and 2 of section 11, on raw logits.
+    pub fn change(&self, logits: &mut [f32]) {
+        for c in &self.changes {
+            let Some(z) = logits.get_mut(c.id as usize) else {
+                continue;
+            };
+            *z += c.bias;
+            if c.seen > 0 {
+                let r = self.repetition;
+                *z = if *z > 0.0 { *z / r } else { *z * r };
+            }
+            if c.seen > 1 {
+                *z -= (c.seen - 1) as f32 * self.frequency + self.presence;
+            }
+        }
+    }
+}
+
 impl Choose {
     /// What a device needs of it for a vocabulary of this size.
     pub fn plain(&self, vocab: usize) -> Plain {

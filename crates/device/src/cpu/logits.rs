@@ -1,5 +1,6 @@
 //! The last operation of a step: final norm, lm_head and selection, for the rows asked.
 
+use super::choose::choose;
 use super::forward::{Local, Product, Shape, Step};
 use super::isa::Isa;
 use super::rows::{Canonical, ExpSum, Norm, Top};
@@ -68,13 +69,15 @@ pub(super) fn select(isa: Isa, z: &mut [f32], asked: &OutputRow) -> RowResult {
         numerics::select::log_of_sum(max, unsafe { isa.run(ExpSum { x: z, max }) })
     };
     let n = numerics::TOP_N;
+    let ask = asked.choose.as_ref();
+    let chosen = ask.and_then(|ask| choose(isa, z, ask));
     RowResult {
         nan: false,
         // SAFETY: as above.
         top: unsafe { isa.run(Top { x: z, n }) },
         log_sum_exp,
-        logits: asked.wants_logits().then(|| z.to_vec()),
+        logits: asked.logits.then(|| z.to_vec()),
         score: asked.score.map(|t| z[t as usize]),
-        chosen: None,
+        chosen,
     }
 }

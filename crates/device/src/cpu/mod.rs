@@ -5,6 +5,7 @@
 
 mod attend;
 mod attention;
+pub(crate) mod choose;
 mod disturb;
 mod forward;
 pub mod hopper;

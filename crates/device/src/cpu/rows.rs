@@ -19,7 +19,7 @@ unsafe fn load_part<S: Simd>(p: *const f32, n: usize) -> S::V {
 
 /// Sixteen elements, or the `n` − i that are left with +0 behind them.
 #[inline(always)]
-unsafe fn load_at<S: Simd>(x: &[f32], i: usize) -> S::V {
+pub(super) unsafe fn load_at<S: Simd>(x: &[f32], i: usize) -> S::V {
     // SAFETY: within `x`.
     unsafe {
         if i + LANES <= x.len() {
@@ -31,7 +31,7 @@ unsafe fn load_at<S: Simd>(x: &[f32], i: usize) -> S::V {
 }
 
 #[inline(always)]
-unsafe fn store_at<S: Simd>(y: &mut [f32], i: usize, v: S::V) {
+pub(super) unsafe fn store_at<S: Simd>(y: &mut [f32], i: usize, v: S::V) {
     // SAFETY: within `y`.
     unsafe {
         if i + LANES <= y.len() {

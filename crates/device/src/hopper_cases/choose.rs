@@ -147,21 +147,7 @@ fn reach(bins: &[Bin], weights: bool, target: u64, above: &mut Bin) -> Option<us
 /// The token chosen from logits without a NaN, of which a thread holds `each`; `None` where there are none.
 pub fn choose(logits: &[f32], plain: &Plain, each: usize) -> Option<u32> {
     let mut z = logits.to_vec();
-    for c in &plain.changes {
-        // Of valid parameters only: see `Choose::plain`.
-        let z = z.get_mut(c.id as usize)?;
-        *z += c.bias;
-        if c.seen > 0 {
-            *z = if *z > 0.0 {
-                *z / plain.repetition
-            } else {
-                *z * plain.repetition
-            };
-        }
-        if c.seen > 1 {
-            *z -= (c.seen - 1) as f32 * plain.frequency + plain.presence;
-        }
-    }
+    plain.change(&mut z);
     let largest = z.iter().map(|&z| key_of(z)).max()?;
     let row = Row {
         z,

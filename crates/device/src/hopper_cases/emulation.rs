@@ -1,13 +1,12 @@
 //! The CPU's emulation as an executor.
 
-use super::choose::choose;
 use super::{
     Attention, Choices, Embed, Gated, Heads, HopperOps, Linear, Logits, Norm, ScalarOps, Selected,
     Turned,
 };
 use crate::Choose;
-use crate::cpu::Isa;
 use crate::cpu::hopper::ops;
+use crate::cpu::{Isa, choose::choose};
 use half::bf16;
 use model::config::Activation;
 use numerics::select;
@@ -136,8 +135,8 @@ impl HopperOps for EmulationOps {
     fn choose(&mut self, c: &Choices) -> Result<Vec<Option<(u32, f32)>>, String> {
         let one = |(z, ask): (&[f32], &Choose)| {
             let nan = z.iter().any(|z| z.is_nan());
-            let id = choose(z, &ask.plain(c.vocab), c.vocab.div_ceil(4096) | 1).filter(|_| !nan)?;
-            Some((id, select::canonical(z[id as usize])))
+            let z: Vec<f32> = z.iter().map(|&z| select::canonical(z)).collect();
+            (!nan).then(|| choose(self.0, &z, ask)).flatten()
         };
         Ok(c.z.chunks_exact(c.vocab).zip(&c.asks).map(one).collect())
     }

@@ -3,6 +3,7 @@
 //! one machine and compared on another.
 
 mod choices;
+#[cfg(test)]
 mod choose;
 mod data;
 mod emulation;

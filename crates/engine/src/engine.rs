@@ -1,16 +1,19 @@
 //! The engine: takes requests, runs steps, hands out events. Deterministic: equal calls in equal order give equal
 //! plans, whatever the clock says.
 
+use crate::ahead::Ahead;
 use crate::certify::Certificate;
 use crate::config::{EngineConfig, EngineError, ModelFacts};
 use crate::constraint::Held;
 use crate::kv::{KvPool, blocks_for};
+use crate::launches::Planned;
 use crate::prefix::ChainKey;
 use crate::protections::{self, Planner};
 use crate::request::{Event, FinishReason, Protection, Refusal, Request, RequestId};
 use crate::sampler;
+use crate::scheduler::Rules;
 use crate::sequence::Sequence;
-use device::{Device, DeviceError, RowResult, StepPlan};
+use device::{Device, DeviceError, RowResult, StepOutput, StepPlan};
 use std::collections::BTreeMap;
 
 /// What requests of one protection met.
@@ -55,6 +58,8 @@ pub struct Stats {
     pub cache_hits: u64,
     /// Preemptions, forced ones included.
     pub preemptions: u64,
+    /// Steps that were planned while the one before them ran.
+    pub planned_ahead: u64,
     /// By protection, in the order of [`Protection::ALL`].
     pub by_protection: [ProtectionStats; Protection::ALL.len()],
 }
@@ -66,6 +71,9 @@ impl Stats {
     }
 }
 
+/// Requests that hold KV.
+pub(crate) type Running = BTreeMap<RequestId, Sequence>;
+
 /// See the module's page.
 pub struct Engine {
     pub(crate) device: Box<dyn Device>,
@@ -73,7 +81,7 @@ pub struct Engine {
     pub(crate) config: EngineConfig,
     pub(crate) planners: Vec<(Protection, Box<dyn Planner>)>,
     pub(crate) pool: KvPool,
-    pub(crate) running: BTreeMap<RequestId, Sequence>,
+    pub(crate) running: Running,
     pub(crate) waiting: BTreeMap<RequestId, Sequence>,
     /// Events to hand out with the next step.
     pub(crate) pending: Vec<(RequestId, Event)>,
@@ -81,6 +89,12 @@ pub struct Engine {
     next_id: u64,
     pub(crate) time: u64,
     poisoned: usize,
+    /// Made while the last step ran, for the next.
+    ahead: Option<Ahead>,
+    /// Whether such plans are made.
+    pub(crate) plans_ahead: bool,
+    /// What the last step leaves to free, while the next one runs.
+    spent: Option<(Planned, StepOutput)>,
 }
 
 impl Engine {
@@ -114,6 +128,9 @@ impl Engine {
             next_id: 0,
             time: 0,
             poisoned: 0,
+            ahead: None,
+            plans_ahead: true,
+            spent: None,
         })
     }
 
@@ -239,6 +256,7 @@ impl Engine {
         let known = (protection, certificate.geometry.clone());
         if !self.config.locked.equivariant.contains(&known) {
             self.config.locked.equivariant.push(known);
+            self.ahead = None;
             self.planners = protections::all(&self.facts, &self.config.locked);
         }
     }
@@ -278,49 +296,97 @@ impl Engine {
     /// Runs one step and returns what happened since the last, by request in order of arrival. After an error nothing
     /// has moved: call again to retry, or `fail_all`.
     pub fn step(&mut self) -> Result<Vec<(RequestId, Event)>, DeviceError> {
+        self.step_beside(&mut || ())
+    }
+
+    /// As [`Engine::step`], and calls `meanwhile` at most once, on this thread: while the device runs the step, where it
+    /// can; not at all where there is nothing to run, or where the device failed before.
+    pub fn step_beside(
+        &mut self,
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<Vec<(RequestId, Event)>, DeviceError> {
         self.time += 1;
         self.pool.set_time(self.time);
-        let shares = self.schedule();
-        if !shares.is_empty() {
-            let (plan, riders) = self.plan(&shares);
+        let ahead = self.planned_ahead();
+        let planned_ahead = ahead.is_some();
+        let planned = match ahead {
+            Some(planned) => Some(planned),
+            None => {
+                let shares = self.schedule();
+                let plan = || self.rules().plan(&self.running, &shares);
+                (!shares.is_empty()).then(plan)
+            }
+        };
+        if let Some(planned) = planned {
             self.poison_freed()?;
-            let output = self.execute(&plan)?;
-            check_shape(&plan, &output.rows)?;
+            let mut output = self.execute(&planned, meanwhile)?;
+            check_shape(&planned.plan, &output.rows)?;
             self.stats.steps += 1;
+            self.stats.planned_ahead += u64::from(planned_ahead);
             for protection in Protection::ALL {
-                let own = riders.iter().any(|r| r.protection == protection);
+                let own = planned.on_board.iter().any(|o| o.protection == protection);
                 self.stats.by_protection[protection as usize].steps += u64::from(own);
             }
-            for ((launch, on_board), results) in plan.launches.iter().zip(riders).zip(output.rows) {
+            let launches = planned.plan.launches.iter().zip(&planned.on_board);
+            for ((launch, on_board), results) in launches.zip(&mut output.rows) {
                 let filled: usize = launch.segments.iter().map(|s| s.tokens.len()).sum();
                 let stats = &mut self.stats.by_protection[on_board.protection as usize];
                 stats.launched_rows += launch.rows as u64;
                 stats.filled_rows += filled as u64;
-                for ((segment, id), rows) in launch.segments.iter().zip(on_board.ids).zip(results) {
+                for ((segment, &id), rows) in launch.segments.iter().zip(&on_board.ids).zip(results)
+                {
                     self.absorb(id, segment, rows);
                 }
             }
+            self.spent = (!self.running.is_empty()).then_some((planned, output));
         }
-        let mut events = std::mem::take(&mut self.pending);
-        events.sort_by_key(|(id, _)| *id); // stable: a request's own events stay in order
-        Ok(events)
+        Ok(self.take_pending())
     }
 
-    /// Runs a plan. What constrained answers allow next is found out meanwhile, on a thread beside it.
-    fn execute(&mut self, plan: &StepPlan) -> Result<device::StepOutput, DeviceError> {
-        let device = &mut self.device;
-        let running = self.running.values_mut();
-        let held: Vec<&mut Held> = running.filter_map(Sequence::unprepared).collect();
-        if held.is_empty() {
-            return device.execute(plan);
-        }
+    /// The step as planned while the last one ran, where that holds.
+    fn planned_ahead(&mut self) -> Option<Planned> {
+        let ahead = self.ahead.take().filter(|_| !self.may_admit())?;
+        let rules = Rules::new(&self.planners, &self.config, self.time, &*self.device);
+        ahead.come_true(rules, &mut self.running, &mut self.pool)
+    }
+
+    /// Whether somebody waits who may run.
+    fn may_admit(&self) -> bool {
+        !self.waiting.is_empty() && self.running.len() < self.config.max_running
+    }
+
+    /// Runs a plan. Beside it: what the last step left is freed, the next one planned, what constrained answers allow next
+    /// found out on another thread, and `meanwhile` called.
+    fn execute(
+        &mut self,
+        planned: &Planned,
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<StepOutput, DeviceError> {
+        let next = self.time + 1;
+        let rules = Rules::new(&self.planners, &self.config, next, &*self.device);
+        let plans_ahead = self.plans_ahead && !self.may_admit();
+        let mut running = Some(&mut self.running);
         std::thread::scope(|scope| {
-            scope.spawn(|| held.into_iter().for_each(Held::prepare));
-            device.execute(plan)
+            self.device.execute_beside(&planned.plan, &mut || {
+                let Some(running) = running.take() else {
+                    return;
+                };
+                self.spent = None;
+                self.pending.reserve(running.len());
+                self.ahead = plans_ahead
+                    .then(|| Ahead::new(rules, planned, running, &self.pool, self.facts.context))
+                    .flatten();
+                let held = running.values_mut().filter_map(Sequence::unprepared);
+                let held: Vec<&mut Held> = held.collect();
+                if !held.is_empty() {
+                    scope.spawn(|| held.into_iter().for_each(Held::prepare));
+                }
+                meanwhile();
+            })
         })
     }
 
-    fn absorb(&mut self, id: RequestId, segment: &device::Segment, rows: Vec<RowResult>) {
+    fn absorb(&mut self, id: RequestId, segment: &device::Segment, rows: &mut [RowResult]) {
         let Some(sequence) = self.running.get_mut(&id) else {
             return;
         };
@@ -331,12 +397,22 @@ impl Engine {
             pending.push((id, event))
         });
         self.stats.tokens_generated += (sequence.tokens.len() - before) as u64;
-        if !matches!(end, Some(FinishReason::Failed(_))) {
+        let full = (sequence.published + 1) * device::BLOCK_TOKENS <= sequence.computed;
+        if full && !matches!(end, Some(FinishReason::Failed(_))) {
             self.publish(id);
         }
         if let Some(reason) = end {
             self.finish(id, reason);
         }
+    }
+
+    /// The events to hand out, by request in order of arrival.
+    fn take_pending(&mut self) -> Vec<(RequestId, Event)> {
+        let mut events = std::mem::take(&mut self.pending);
+        if !events.is_sorted_by_key(|(id, _)| *id) {
+            events.sort_by_key(|(id, _)| *id); // stable: a request's own events stay in order
+        }
+        events
     }
 
     /// Makes a request's newly full blocks findable.
@@ -391,9 +467,8 @@ impl Engine {
             self.finish(id, FinishReason::Failed(reason.into()));
         }
         self.pool.clear_cache();
-        let mut events = std::mem::take(&mut self.pending);
-        events.sort_by_key(|(id, _)| *id);
-        events
+        self.spent = None;
+        self.take_pending()
     }
 
     /// Forgets every cached prefix.

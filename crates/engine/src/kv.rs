@@ -114,6 +114,11 @@ impl KvPool {
         Some(id)
     }
 
+    /// What the next calls of `allocate` would give, in order; fewer where cached blocks would have to go.
+    pub fn next_free(&self, count: usize) -> impl Iterator<Item = BlockId> {
+        self.free.iter().rev().take(count).copied()
+    }
+
     /// One more owner of a block that is used or cached.
     pub fn retain(&mut self, id: BlockId) {
         let block = &mut self.blocks[id as usize];

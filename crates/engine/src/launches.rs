@@ -1,10 +1,11 @@
 //! A step's launches: each protection plans its own requests; what they leave free goes to requests that ride.
 
-use crate::engine::Engine;
+use crate::engine::Running;
 use crate::protections::{Geometry, Work};
 use crate::request::{Protection, RequestId};
+use crate::scheduler::Rules;
 use crate::sequence::Sequence;
-use device::{Launch, StepPlan};
+use device::{Launch, Segment, StepPlan};
 
 /// A request's part of a step: the sequence and how many of its tokens.
 type Share<'a> = (&'a Sequence, usize);
@@ -18,33 +19,55 @@ pub(crate) struct OnBoard {
     pub ids: Vec<RequestId>,
 }
 
-/// A launch on its way: the planner it comes from, its geometry, who is in it.
-type Planned<'a> = (usize, Geometry, Placed<'a>);
+/// A step's launches, and who is in each.
+#[derive(Default)]
+pub(crate) struct Planned {
+    pub plan: StepPlan,
+    pub on_board: Vec<OnBoard>,
+}
 
-impl Engine {
-    /// The step's launches, and who is in each.
-    pub(crate) fn plan(&self, shares: &[(RequestId, usize)]) -> (StepPlan, Vec<OnBoard>) {
+impl Planned {
+    /// Every segment, and whose it is.
+    pub fn segments(&self) -> impl Iterator<Item = (RequestId, &Segment)> {
+        let ids = self.on_board.iter().flat_map(|o| &o.ids).copied();
+        ids.zip(self.plan.launches.iter().flat_map(|l| &l.segments))
+    }
+
+    /// The same, to complete.
+    pub fn segments_mut(&mut self) -> impl Iterator<Item = (RequestId, &mut Segment)> {
+        let ids = self.on_board.iter().flat_map(|o| &o.ids).copied();
+        let launches = self.plan.launches.iter_mut();
+        ids.zip(launches.flat_map(|l| &mut l.segments))
+    }
+}
+
+/// A launch on its way: the planner it comes from, its geometry, who is in it.
+type Rough<'a> = (usize, Geometry, Placed<'a>);
+
+impl Rules<'_> {
+    /// Plans the step in which each of these requests computes so many tokens.
+    pub fn plan(&self, running: &Running, shares: &[(RequestId, usize)]) -> Planned {
         let mut by_planner: Vec<Vec<Share>> = self.planners.iter().map(|_| Vec::new()).collect();
         for (id, count) in shares {
-            let sequence = &self.running[id];
+            let sequence = &running[id];
             by_planner[sequence.planner].push((sequence, *count));
         }
         let rides = |i: usize| self.planners[i].1.capabilities().rides;
         let family = |i: usize| self.planners[i].1.provenance().family;
-        let mut launches: Vec<Planned> = Vec::new();
+        let mut launches: Vec<Rough> = Vec::new();
         for i in (0..by_planner.len()).filter(|&i| !rides(i)) {
             let mine = std::mem::take(&mut by_planner[i]);
             self.own_launches(i, &mine, &mut launches);
         }
         for i in (0..by_planner.len()).filter(|&i| rides(i)) {
             let mut left = std::mem::take(&mut by_planner[i]);
-            let same = |l: &&mut Planned| family(l.0) == family(i);
+            let same = |l: &&mut Rough| family(l.0) == family(i);
             for (_, geometry, placed) in launches.iter_mut().filter(same) {
                 fill(geometry, placed, &mut left);
             }
             // Weights are not read a second time for those who promise nothing.
-            let takes_all = |l: &&mut Planned| self.planners[l.0].1.capabilities().takes_all;
-            if self.device.mixes_families()
+            let takes_all = |l: &&mut Rough| self.planners[l.0].1.capabilities().takes_all;
+            if self.mixes
                 && let Some((_, geometry, placed)) = launches.iter_mut().find(takes_all)
             {
                 for share in left.drain(..) {
@@ -54,16 +77,15 @@ impl Engine {
             }
             self.own_launches(i, &left, &mut launches);
         }
-        let mut plan = StepPlan::default();
-        let mut riders = Vec::new();
+        let mut planned = Planned::default();
         for (planner, geometry, placed) in launches {
             let segment = |((sequence, count), row): (Share, usize)| {
                 (sequence.segment(row, count), sequence.id)
             };
             let (segments, ids) = placed.into_iter().map(segment).unzip();
             let protection = self.planners[planner].0;
-            riders.push(OnBoard { protection, ids });
-            plan.launches.push(Launch {
+            planned.on_board.push(OnBoard { protection, ids });
+            planned.plan.launches.push(Launch {
                 family: family(planner),
                 rows: geometry.rows,
                 kv_split: geometry.kv_split,
@@ -71,10 +93,10 @@ impl Engine {
                 segments,
             });
         }
-        (plan, riders)
+        planned
     }
 
-    fn own_launches<'a>(&self, index: usize, mine: &[Share<'a>], launches: &mut Vec<Planned<'a>>) {
+    fn own_launches<'a>(&self, index: usize, mine: &[Share<'a>], launches: &mut Vec<Rough<'a>>) {
         if mine.is_empty() {
             return;
         }

@@ -1,6 +1,7 @@
 //! The engine: requests, KV pool, prefix cache, scheduler, protections. Synchronous at heart: a caller submits, then
 //! steps; [`thread`] puts it on a thread of its own, behind channels.
 
+mod ahead;
 pub mod certify;
 pub mod config;
 pub mod constraint;

@@ -6,41 +6,83 @@
 //! KV is taken from the youngest. So how long a request waits for admission is decided by those before it; none that
 //! comes later adds a step.
 
-use crate::engine::Engine;
+use crate::config::EngineConfig;
+use crate::engine::{Engine, Running};
 use crate::kv::blocks_for;
-use crate::protections::{Capabilities, Slot, Work};
-use crate::request::{Event, RequestId};
+use crate::protections::{Capabilities, Planner, Slot, Work};
+use crate::request::{Event, Protection, RequestId};
 use crate::sequence::Sequence;
-use device::{BLOCK_TOKENS, BlockId};
+use device::{BLOCK_TOKENS, BlockId, Device};
+
+/// What a step is planned by, beside requests and KV.
+#[derive(Clone, Copy)]
+pub(crate) struct Rules<'a> {
+    pub planners: &'a [(Protection, Box<dyn Planner>)],
+    pub config: &'a EngineConfig,
+    /// Of the step that is planned.
+    pub time: u64,
+    /// [`Device::mixes_families`].
+    pub mixes: bool,
+}
+
+impl<'a> Rules<'a> {
+    pub fn new(
+        planners: &'a [(Protection, Box<dyn Planner>)],
+        config: &'a EngineConfig,
+        time: u64,
+        device: &dyn Device,
+    ) -> Self {
+        Self {
+            planners,
+            config,
+            time,
+            mixes: device.mixes_families(),
+        }
+    }
+}
 
 impl Engine {
+    pub(crate) fn rules(&self) -> Rules<'_> {
+        Rules::new(&self.planners, &self.config, self.time, &*self.device)
+    }
+
     /// Admits, preempts, gives out blocks; returns how many tokens each request computes now.
     pub(crate) fn schedule(&mut self) -> Vec<(RequestId, usize)> {
         self.grow();
-        let (ready, begun): (Vec<&Sequence>, Vec<&Sequence>) =
-            self.running.values().partition(|s| s.remaining() == 1);
-        let paused = self.riders_pause();
-        let runs = |s: &&Sequence| !(paused && self.capabilities(s).rides);
-        let mut shares: Vec<(RequestId, usize)> =
-            ready.into_iter().filter(runs).map(|s| (s.id, 1)).collect();
-        let mut room = Room::new(self.config.token_budget - shares.len(), self.planners.len());
-        for sequence in begun.into_iter().filter(runs) {
-            let share = self.share(sequence, &mut room);
-            shares.extend((share > 0).then_some((sequence.id, share)));
-        }
+        let (mut shares, mut room) = self.rules().shares(&self.running);
         // A request that `grow` preempted heads the queue and does not fit: what it gave up is partly taken.
         while room.is_left() && self.running.len() < self.config.max_running {
             let Some(id) = self.admit_next() else {
                 break;
             };
+            let rules = self.rules();
             let sequence = &self.running[&id];
-            if paused && self.capabilities(sequence).rides {
+            if room.paused && rules.capabilities(sequence).rides {
                 continue;
             }
-            let share = self.share(sequence, &mut room);
+            let share = rules.share(sequence, &mut room);
             shares.extend((share > 0).then_some((id, share)));
         }
         shares
+    }
+}
+
+impl Rules<'_> {
+    /// How many tokens each running request computes now, and what is left for admissions.
+    pub fn shares(&self, running: &Running) -> (Vec<(RequestId, usize)>, Room) {
+        let (ready, begun): (Vec<&Sequence>, Vec<&Sequence>) =
+            running.values().partition(|s| s.remaining() == 1);
+        let paused = self.riders_pause(running);
+        let runs = |s: &&Sequence| !(paused && self.capabilities(s).rides);
+        let mut shares: Vec<(RequestId, usize)> =
+            ready.into_iter().filter(runs).map(|s| (s.id, 1)).collect();
+        let budget = self.config.token_budget - shares.len();
+        let mut room = Room::new(budget, paused, self.planners.len());
+        for sequence in begun.into_iter().filter(runs) {
+            let share = self.share(sequence, &mut room);
+            shares.extend((share > 0).then_some((sequence.id, share)));
+        }
+        (shares, room)
     }
 
     fn capabilities(&self, sequence: &Sequence) -> Capabilities {
@@ -48,12 +90,12 @@ impl Engine {
     }
 
     /// Whether requests that ride leave this step to targets that decode.
-    fn riders_pause(&self) -> bool {
+    fn riders_pause(&self, running: &Running) -> bool {
         let pause = |s: &Sequence| {
             let decodes = s.remaining() == 1 && s.computed > 0;
             self.capabilities(s).pauses_riders.filter(|_| decodes)
         };
-        let every = self.running.values().filter_map(pause).max().unwrap_or(1);
+        let every = running.values().filter_map(pause).max().unwrap_or(1);
         !self.time.is_multiple_of(every as u64)
     }
 
@@ -96,14 +138,17 @@ impl Engine {
         room.slots[index] = launches.into_iter().flat_map(|l| l.slots).collect();
         remaining
     }
+}
 
+impl Engine {
     /// A block for every running request that starts one with its next token, oldest first. Where none is left, the
     /// youngest gives up its own.
     fn grow(&mut self) {
-        let ids: Vec<RequestId> = self.running.keys().copied().collect();
-        for id in ids {
+        let running = self.running.values();
+        let starting = running.filter(|s| s.starts_block()).map(|s| s.id);
+        for id in starting.collect::<Vec<RequestId>>() {
             while let Some(sequence) = self.running.get_mut(&id) {
-                if sequence.blocks.len() >= blocks_for(sequence.tokens.len()) {
+                if !sequence.starts_block() {
                     break;
                 }
                 if let Some(block) = self.pool.allocate() {
@@ -180,7 +225,9 @@ impl Engine {
 }
 
 /// What is left of a step while its prompts are chosen.
-struct Room {
+pub(crate) struct Room {
+    /// Requests that ride leave this step to targets that decode.
+    paused: bool,
     /// Rows that may still be computed.
     budget: usize,
     /// No prompt is in the step yet.
@@ -195,8 +242,9 @@ struct Room {
 }
 
 impl Room {
-    fn new(budget: usize, planners: usize) -> Self {
+    fn new(budget: usize, paused: bool, planners: usize) -> Self {
         Self {
+            paused,
             budget,
             first: true,
             works: vec![Vec::new(); planners],

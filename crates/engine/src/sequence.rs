@@ -1,6 +1,7 @@
 //! One request on its way: its tokens, how far they are computed, and what has been reported.
 
 use crate::constraint::Held;
+use crate::kv::blocks_for;
 use crate::prefix::ChainKey;
 use crate::request::{Event, FinishReason, Request, RequestId, Row};
 use crate::sampler;
@@ -70,6 +71,11 @@ impl Sequence {
         self.tokens.len() - self.computed
     }
 
+    /// Whether its next token lies in a block that it does not have yet.
+    pub fn starts_block(&self) -> bool {
+        self.blocks.len() < blocks_for(self.tokens.len())
+    }
+
     pub fn generates(&self) -> bool {
         self.request.max_tokens > 0
     }
@@ -133,6 +139,40 @@ impl Sequence {
         })
     }
 
+    /// Whether it ends once what remains is computed, whatever token it then chooses.
+    pub fn ends_with_next(&self, context: usize) -> bool {
+        let tokens = self.tokens.len() + 1;
+        tokens - self.prompt_len >= self.request.max_tokens || tokens >= context
+    }
+
+    /// As if `count` tokens, all that remain, were computed and the next one, here 0, were chosen. Nothing with `count` 0.
+    pub fn guess(&mut self, count: usize) {
+        if count > 0 {
+            self.tokens.push(0);
+            self.computed += count;
+        }
+    }
+
+    /// Undoes [`Sequence::guess`].
+    pub fn take_back(&mut self, count: usize) {
+        if count > 0 {
+            self.tokens.pop();
+            self.computed -= count;
+        }
+    }
+
+    /// Puts in what was not known yet when the segment was made of a guess.
+    pub fn complete(&self, segment: &mut Segment) {
+        let tokens = self.tokens[segment.start..].iter();
+        for (to, &token) in segment.tokens.iter_mut().zip(tokens) {
+            *to = token;
+        }
+        if self.request.sampling.penalises() {
+            let choices = segment.outputs.iter_mut().flat_map(|o| &mut o.choose);
+            choices.for_each(|c| c.history = self.history.clone());
+        }
+    }
+
     /// Its constraint, where that has to say what may come next.
     pub fn unprepared(&mut self) -> Option<&mut Held> {
         self.held.as_mut().filter(|held| held.unprepared())
@@ -142,11 +182,11 @@ impl Sequence {
         position < self.prompt_len && self.next_row.is_some_and(|row| position >= row)
     }
 
-    /// Takes the results of `segment`, emits events, and says whether that ends the request.
+    /// Takes the results of `segment` out of `rows`, emits events, and says whether that ends the request.
     pub fn absorb(
         &mut self,
         segment: &Segment,
-        rows: Vec<RowResult>,
+        rows: &mut [RowResult],
         context: usize,
         mut emit: impl FnMut(Event),
     ) -> Option<FinishReason> {
@@ -161,13 +201,13 @@ impl Sequence {
             }
             let mut chosen = None;
             if position + 1 == end && self.generates() {
-                match self.choose(&result) {
+                match self.choose(result) {
                     Ok(choice) => chosen = Some(choice),
                     Err(reason) => return Some(FinishReason::Failed(reason)),
                 }
             }
             let row = Row {
-                top: result.top,
+                top: std::mem::take(&mut result.top),
                 log_sum_exp: result.log_sum_exp,
                 chosen_logit: chosen.map(|(_, logit)| logit).or(result.score),
             };

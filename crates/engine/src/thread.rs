@@ -41,7 +41,7 @@ impl EngineThread {
         let worker = Worker {
             engine,
             inbox,
-            sinks: BTreeMap::new(),
+            delivery: Delivery::default(),
             stopped: None,
         };
         let thread = std::thread::Builder::new()
@@ -210,9 +210,36 @@ fn engine_gone() -> Event {
 struct Worker {
     engine: Engine,
     inbox: Receiver<Command>,
-    sinks: BTreeMap<RequestId, Sink>,
+    delivery: Delivery,
     /// Why no requests are taken any more.
     stopped: Option<&'static str>,
+}
+
+/// Events on their way to those who listen. They go out while the device runs the next step.
+#[derive(Default)]
+struct Delivery {
+    sinks: BTreeMap<RequestId, Sink>,
+    events: Vec<(RequestId, Event)>,
+    /// Requests that nobody listens to any more.
+    deserted: Vec<RequestId>,
+}
+
+impl Delivery {
+    fn hand_out(&mut self) {
+        for (id, event) in self.events.drain(..) {
+            let Some(sink) = self.sinks.get_mut(&id) else {
+                continue;
+            };
+            let last = matches!(event, Event::Finished { .. });
+            let listened = sink(event);
+            if last || !listened {
+                self.sinks.remove(&id);
+            }
+            if !listened {
+                self.deserted.push(id);
+            }
+        }
+    }
 }
 
 /// Whether the thread goes on.
@@ -225,22 +252,28 @@ impl Worker {
             if self.take_commands(failure.as_deref()).is_break() {
                 return;
             }
-            match self.engine.step() {
-                Ok(events) => self.deliver(events),
+            let delivery = &mut self.delivery;
+            match self.engine.step_beside(&mut || delivery.hand_out()) {
+                Ok(events) => self.delivery.events.extend(events),
                 Err(error) => {
                     let reason = format!("the device failed: {error}");
                     tracing::error!("{reason}");
                     let events = self.engine.fail_all(&reason);
-                    self.deliver(events);
+                    self.delivery.events.extend(events);
                     failure = Some(reason);
                 }
             }
+            self.cancel_deserted();
         }
     }
 
     /// Takes the commands there are; waits for one while there is nothing else to do.
     fn take_commands(&mut self, failure: Option<&str>) -> Goes {
         loop {
+            if self.engine.is_idle() {
+                self.delivery.hand_out(); // no step is left beside which to do it
+                self.cancel_deserted();
+            }
             let command = if !self.engine.is_idle() {
                 match self.inbox.try_recv() {
                     Ok(command) => command,
@@ -262,7 +295,7 @@ impl Worker {
                         None => self.engine.submit(request).map_err(SubmitError::from),
                     };
                     if let Ok(id) = answer {
-                        self.sinks.insert(id, sink);
+                        self.delivery.sinks.insert(id, sink);
                     }
                     if reply.send(answer.clone()).is_err() {
                         answer.iter().for_each(|&id| self.cancel(id)); // the caller died while asking
@@ -279,7 +312,8 @@ impl Worker {
                 Command::Drain => self.stopped = Some("it is draining"),
                 Command::Shutdown => {
                     let events = self.engine.fail_all("the engine was shut down");
-                    self.deliver(events);
+                    self.delivery.events.extend(events);
+                    self.delivery.hand_out();
                     return Goes::Break(());
                 }
             }
@@ -290,17 +324,9 @@ impl Worker {
         self.engine.cancel(id);
     }
 
-    fn deliver(&mut self, events: Vec<(RequestId, Event)>) {
-        for (id, event) in events {
-            let Some(sink) = self.sinks.get_mut(&id) else {
-                continue;
-            };
-            let last = matches!(event, Event::Finished { .. });
-            let listened = sink(event);
-            if last || !listened {
-                self.sinks.remove(&id);
-                self.engine.cancel(id); // nothing where it has ended
-            }
+    fn cancel_deserted(&mut self) {
+        for id in self.delivery.deserted.drain(..) {
+            self.engine.cancel(id); // nothing where it has ended
         }
     }
 }

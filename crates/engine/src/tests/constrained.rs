@@ -46,7 +46,7 @@ impl Constraint for Following {
     }
 }
 
-fn held(mut request: Request, modulus: u32, length: usize, breaks_at: usize) -> Request {
+pub fn held(mut request: Request, modulus: u32, length: usize, breaks_at: usize) -> Request {
     request.grammar = Some(SharedGrammar(Arc::new(Remainders {
         modulus,
         length,

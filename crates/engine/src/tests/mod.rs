@@ -1,5 +1,6 @@
 //! Tests of the engine on a fake device that detects every wrong read, and on the reference device.
 
+mod ahead;
 mod cache;
 mod certify;
 mod constrained;
@@ -9,6 +10,7 @@ mod harness;
 mod hostile;
 mod invariance;
 mod locked;
+mod pace;
 mod planners;
 mod reference;
 mod refusals;

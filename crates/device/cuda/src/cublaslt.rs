@@ -1,8 +1,8 @@
 //! cuBLASLt, the vendor's matrix products, loaded from wherever it lies.
 //!
 //! For the vendor family the library's heuristic is asked once for every geometry (tokens, outputs, width, type); its
-//! algorithm is kept and used for that geometry from then on. Products work in one stream with a workspace of their own,
-//! and reductions never go through atomics or in place.
+//! algorithm is kept and used for that geometry from then on. Each queue's products have a workspace of their own, and
+//! reductions never go through atomics or in place.
 //!
 //! Contract launches of many tokens use it too, where it is proven to give the chain's bits on this very machine: an
 //! algorithm that does not split K, from a list measured to be chains, compared with our own kernel on adversarial data
@@ -124,15 +124,30 @@ struct Plan {
     found: Found,
 }
 
-/// The library with its workspace and the algorithms in use.
+/// The library and the algorithms in use.
 pub struct CublasLt {
     functions: Functions,
     handle: Handle,
-    workspace: Buffer,
+    /// Where proofs run.
+    proofs: Place,
     /// `None`: nothing is proven to do it.
     plans: RefCell<HashMap<Shape, Option<Plan>>>,
     version: usize,
-    gpu: Arc<Gpu>,
+}
+
+/// Where products run: a queue and its workspace.
+pub struct Place {
+    /// The queue.
+    pub gpu: Arc<Gpu>,
+    workspace: Buffer,
+}
+
+impl Place {
+    /// With a workspace.
+    pub fn new(gpu: Arc<Gpu>) -> Result<Self> {
+        let workspace = gpu.alloc(WORKSPACE, "the workspace of products")?;
+        Ok(Self { gpu, workspace })
+    }
 }
 
 // SAFETY: the library's handles may be used from any thread, one at a time.
@@ -198,7 +213,7 @@ impl CublasLt {
             matmul: symbol!("cublasLtMatmul"),
             _library: library,
         };
-        let workspace = gpu.alloc(WORKSPACE, "the workspace of products")?;
+        let proofs = Place::new(gpu)?;
         let mut handle = null_mut();
         // SAFETY: a pointer to write to; the context is bound by `alloc`.
         done(unsafe { (functions.create)(&mut handle) }, "cublasLtCreate")?;
@@ -207,10 +222,9 @@ impl CublasLt {
         Ok(Self {
             functions,
             handle,
-            workspace,
+            proofs,
             plans: RefCell::default(),
             version,
-            gpu,
         })
     }
 
@@ -221,7 +235,7 @@ impl CublasLt {
     }
 
     /// `y = x · Wᵀ` for the vendor family; a bias is the caller's.
-    pub fn product(&self, job: &Linear) -> Result<()> {
+    pub fn product(&self, place: &Place, job: &Linear) -> Result<()> {
         job.check()?;
         let shape = Shape::new(job, job.tokens, false);
         let mut plans = self.plans.borrow_mut();
@@ -230,14 +244,14 @@ impl CublasLt {
             Entry::Vacant(new) => new.insert(Some(self.plan(shape, 0)?)),
         };
         match plan {
-            Some(plan) => self.run(plan, job),
+            Some(plan) => self.run(place, plan, job),
             None => Err(CudaError::Unsupported("no plan for a product".into())),
         }
     }
 
     /// The same with the chain's bits. `false`: not done, since nothing is proven for this geometry or there is no room for
     /// the rows added.
-    pub fn chain(&self, job: &Linear) -> Result<bool> {
+    pub fn chain(&self, place: &Place, job: &Linear) -> Result<bool> {
         let tokens = rounded(job.tokens);
         let element = if job.wide { 4 } else { 2 };
         let fits = tokens * job.width * 2 <= job.x.bytes()
@@ -253,16 +267,16 @@ impl CublasLt {
             Entry::Vacant(new) => new.insert(self.proven(shape)?),
         };
         match plan {
-            Some(plan) => self.run(plan, job).map(|()| true),
+            Some(plan) => self.run(place, plan, job).map(|()| true),
             None => Ok(false),
         }
     }
 
-    fn run(&self, plan: &Plan, job: &Linear) -> Result<()> {
+    fn run(&self, place: &Place, plan: &Plan, job: &Linear) -> Result<()> {
         let (one, zero) = (1f32, 0f32);
         let address = |b: &Buffer| b.address() as *mut c_void;
         let y = address(job.y);
-        self.gpu.bind()?;
+        place.gpu.bind()?;
         // SAFETY: layouts are those of the buffers, whose sizes were checked; the workspace is as large as was said; the
         // algorithm is the library's own for this geometry.
         let status = unsafe {
@@ -280,9 +294,9 @@ impl CublasLt {
                 y,
                 plan.y,
                 &plan.found,
-                address(&self.workspace),
+                address(&place.workspace),
                 WORKSPACE,
-                self.gpu.stream(),
+                place.gpu.stream(),
             )
         };
         done(status, "cublasLtMatmul")
@@ -290,7 +304,7 @@ impl CublasLt {
 
     /// The first candidate that gives our own kernel's bits on adversarial data, if any does.
     fn proven(&self, shape: Shape) -> Result<Option<Plan>> {
-        let (gpu, t, n, k) = (&self.gpu, shape.tokens, shape.outputs, shape.width);
+        let (gpu, t, n, k) = (&self.proofs.gpu, shape.tokens, shape.outputs, shape.width);
         let element = if shape.wide { 4 } else { 2 };
         let room = |bytes| gpu.alloc(bytes, "the proof of a product");
         let buffers = (|| {
@@ -331,7 +345,7 @@ impl CublasLt {
             };
             if self.is_chain(&plan.found)? {
                 gpu.fill(&got, 0, got.bytes(), 0xff)?;
-                self.run(&plan, &job)?;
+                self.run(&self.proofs, &plan, &job)?;
                 if launch::same(gpu, &want, &got, t * n * element)? {
                     return Ok(Some(plan));
                 }
@@ -436,7 +450,7 @@ impl CublasLt {
 
 impl Drop for CublasLt {
     fn drop(&mut self) {
-        let _ = self.gpu.synchronize();
+        let _ = self.proofs.gpu.synchronize();
         for plan in self.plans.borrow().values().flatten() {
             self.destroy(plan);
         }

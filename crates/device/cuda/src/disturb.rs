@@ -4,7 +4,6 @@
 use crate::CudaError;
 use crate::gpu::{Buffer, Gpu};
 use crate::launch::{self, Linear};
-use cudarc::driver::result;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -34,28 +33,19 @@ pub struct Copies {
 
 impl Copies {
     /// Begins.
-    pub fn start(gpu: &Arc<Gpu>) -> Result<Self> {
-        let buffers = [gpu.alloc(COPY, "copies")?, gpu.alloc(COPY, "copies")?];
-        gpu.fill(&buffers[0], 0, COPY, 0x5a)?;
-        gpu.synchronize()?;
-        let stream = gpu.new_stream()?;
+    pub fn start(gpu: &Gpu) -> Result<Self> {
+        let queue = gpu.beside()?;
+        let [from, to] = [queue.alloc(COPY, "copies")?, queue.alloc(COPY, "copies")?];
+        queue.fill(&from, 0, COPY, 0x5a)?;
         let stop = Arc::new(AtomicBool::new(false));
-        let (seen, keep) = (Arc::clone(&stop), Arc::clone(gpu));
+        let seen = Arc::clone(&stop);
         let thread = std::thread::spawn(move || {
-            let [from, to] = &buffers;
-            let (from, to) = (from.address(), to.address());
-            while stream.bind() && !seen.load(Ordering::Relaxed) {
-                // SAFETY: two whole buffers of this size, which live until the queue is empty.
-                let queued = (0..QUEUED).all(|_| unsafe {
-                    result::memcpy_dtod_async(to, from, COPY, stream.handle()).is_ok()
-                });
-                // SAFETY: our stream.
-                let ended = unsafe { result::stream::synchronize(stream.handle()) };
-                if !queued || ended.is_err() {
+            while !seen.load(Ordering::Relaxed) {
+                let queued = (0..QUEUED).try_for_each(|_| queue.copy(&from, 0, &to, 0, COPY));
+                if queued.and_then(|()| queue.synchronize()).is_err() {
                     break; // whoever waits for the device next is told
                 }
             }
-            drop(keep);
         });
         Ok(Self {
             stop,
@@ -75,7 +65,7 @@ impl Drop for Copies {
 
 /// Our own products, each launched again and again beside copies, against the plain kernel: how many were launched, and a
 /// line for each kernel that gave other bits.
-pub fn products(gpu: &Arc<Gpu>) -> Result<(usize, Vec<String>)> {
+pub fn products(gpu: &Gpu) -> Result<(usize, Vec<String>)> {
     let (mut launched, mut wrong) = (0, Vec::new());
     let _copies = Copies::start(gpu)?;
     for (outputs, width) in SHAPES {

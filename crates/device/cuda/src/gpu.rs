@@ -15,24 +15,29 @@ use std::time::{Duration, Instant};
 /// The least driver, as `cuDriverGetVersion` counts: kernels are machine code of CUDA 13.0.
 const DRIVER: i32 = 13000;
 
-/// One GPU, ready to run the kernels of [`kernels::UNITS`].
+/// A queue of work on one GPU, ready to run the kernels of [`kernels::UNITS`].
 pub struct Gpu {
+    stream: Arc<Stream>,
+    pub(crate) timer: Timer,
+    card: Arc<Card>,
+}
+
+/// The GPU itself, and its kernels.
+struct Card {
     index: usize,
     name: String,
     driver: i32,
     nvrtc: String,
     multiprocessors: usize,
-    stream: Arc<Stream>,
     modules: Vec<sys::CUmodule>,
     functions: HashMap<&'static str, CUfunction>,
-    pub(crate) timer: Timer,
     context: Arc<CudaContext>,
 }
 
 // SAFETY: handles of the driver may be used from any thread; every entry point binds the context to its thread first.
-unsafe impl Send for Gpu {}
+unsafe impl Send for Card {}
 // SAFETY: as above; what is not a handle never changes after `open`.
-unsafe impl Sync for Gpu {}
+unsafe impl Sync for Card {}
 
 /// Whether a CUDA driver is installed here; says why not.
 pub fn find_driver() -> Result<(), CudaError> {
@@ -101,65 +106,51 @@ impl Gpu {
             attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as usize;
         let nvrtc = Nvrtc::find()?;
         let stream = Stream::new(&context).map_err(fail("cannot create a stream"))?;
-        let mut gpu = Self {
+        let mut card = Card {
             index,
             name,
             driver,
             nvrtc: format!("{}.{}", nvrtc.version.0, nvrtc.version.1),
             multiprocessors,
-            stream: Arc::new(stream),
             modules: Vec::new(),
             functions: HashMap::new(),
-            timer: Timer::default(),
             context,
         };
         let cache = Cache::new(cache);
         for (unit, built) in kernels::UNITS.iter().zip(cache.build_all(&nvrtc, ARCH)?) {
-            gpu.load(unit, &built.cubin)?;
+            card.load(unit, &built.cubin)?;
         }
-        Ok(gpu)
+        Ok(Self {
+            stream: Arc::new(stream),
+            timer: Timer::default(),
+            card: Arc::new(card),
+        })
     }
 
-    fn load(&mut self, unit: &'static kernels::Unit, cubin: &[u8]) -> Result<(), CudaError> {
-        let what = || format!("cannot load kernel {}", unit.name);
-        // SAFETY: a whole cubin, which the driver copies.
-        let module = unsafe { result::module::load_data(cubin.as_ptr().cast()) }
-            .map_err(|e| self.error(what(), e))?;
-        self.modules.push(module);
-        for kernel in unit.kernels {
-            let symbol = CString::new(kernel.entry).unwrap_or_default();
-            // SAFETY: the module is loaded and stays so.
-            let function = unsafe { result::module::get_function(module, symbol) }
-                .map_err(|e| self.error(what(), e))?;
-            if kernel.dynamic > 48 << 10 {
-                // SAFETY: a live function.
-                unsafe {
-                    result::function::set_function_attribute(
-                        function,
-                        sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                        kernel.dynamic as i32,
-                    )
-                }
-                .map_err(|e| self.error(what(), e))?;
-            }
-            self.functions.insert(kernel.name, function);
-        }
-        Ok(())
+    /// Another queue of the same GPU: its work runs beside this one's.
+    pub fn beside(&self) -> Result<Self, CudaError> {
+        let stream =
+            Stream::new(&self.card.context).map_err(|e| self.error("cannot create a stream", e))?;
+        Ok(Self {
+            stream: Arc::new(stream),
+            timer: Timer::default(),
+            card: Arc::clone(&self.card),
+        })
     }
 
     /// Which device of this host.
     pub fn index(&self) -> usize {
-        self.index
+        self.card.index
     }
 
     /// The device's name.
     pub fn name(&self) -> &str {
-        &self.name
+        &self.card.name
     }
 
     /// Multiprocessors.
     pub fn multiprocessors(&self) -> usize {
-        self.multiprocessors
+        self.card.multiprocessors
     }
 
     /// The stream that everything is queued in.
@@ -171,39 +162,32 @@ impl Gpu {
         self.stream.handle
     }
 
-    /// Another queue, whose work runs beside this one's.
-    pub(crate) fn new_stream(&self) -> Result<Stream, CudaError> {
-        Stream::new(&self.context).map_err(|e| self.error("cannot create a stream", e))
-    }
-
     pub(crate) fn shared_stream(&self) -> Arc<Stream> {
         Arc::clone(&self.stream)
     }
 
     /// What may matter to an identity, by name.
     pub fn facts(&self) -> Vec<(String, String)> {
-        let (d, m) = (self.driver, self.multiprocessors);
+        let card = &self.card;
+        let (d, m) = (card.driver, card.multiprocessors);
         vec![
-            ("gpu".into(), self.name.clone()),
+            ("gpu".into(), card.name.clone()),
             ("multiprocessors".into(), m.to_string()),
             (
                 "cuda driver".into(),
                 format!("{}.{}", d / 1000, d % 1000 / 10),
             ),
-            ("nvrtc".into(), self.nvrtc.clone()),
+            ("nvrtc".into(), card.nvrtc.clone()),
         ]
     }
 
     pub(crate) fn error(&self, what: impl Into<String>, error: DriverError) -> CudaError {
-        CudaError::Driver {
-            index: self.index,
-            what: what.into(),
-            why: driver_text(error),
-        }
+        self.card.error(what, error)
     }
 
     pub(crate) fn bind(&self) -> Result<(), CudaError> {
-        self.context
+        self.card
+            .context
             .bind_to_thread()
             .map_err(|e| self.error("cannot use its context", e))
     }
@@ -225,7 +209,7 @@ impl Gpu {
             Err(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => {
                 let (free, total) = result::mem_get_info().unwrap_or((0, 0));
                 Err(CudaError::OutOfMemory {
-                    index: self.index,
+                    index: self.card.index,
                     what: what.into(),
                     wanted: bytes,
                     free,
@@ -375,7 +359,7 @@ impl Gpu {
         shape: Shape,
         args: &Args,
     ) -> Result<(), CudaError> {
-        let Some(&function) = self.functions.get(kernel) else {
+        let Some(&function) = self.card.functions.get(kernel) else {
             return Err(CudaError::Unsupported(format!("no kernel {kernel}")));
         };
         if shape.grid.contains(&0) {
@@ -453,19 +437,62 @@ impl Gpu {
     }
 }
 
+impl Card {
+    fn load(&mut self, unit: &'static kernels::Unit, cubin: &[u8]) -> Result<(), CudaError> {
+        let what = || format!("cannot load kernel {}", unit.name);
+        // SAFETY: a whole cubin, which the driver copies.
+        let module = unsafe { result::module::load_data(cubin.as_ptr().cast()) }
+            .map_err(|e| self.error(what(), e))?;
+        self.modules.push(module);
+        for kernel in unit.kernels {
+            let symbol = CString::new(kernel.entry).unwrap_or_default();
+            // SAFETY: the module is loaded and stays so.
+            let function = unsafe { result::module::get_function(module, symbol) }
+                .map_err(|e| self.error(what(), e))?;
+            if kernel.dynamic > 48 << 10 {
+                // SAFETY: a live function.
+                unsafe {
+                    result::function::set_function_attribute(
+                        function,
+                        sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                        kernel.dynamic as i32,
+                    )
+                }
+                .map_err(|e| self.error(what(), e))?;
+            }
+            self.functions.insert(kernel.name, function);
+        }
+        Ok(())
+    }
+
+    fn error(&self, what: impl Into<String>, error: DriverError) -> CudaError {
+        CudaError::Driver {
+            index: self.index,
+            what: what.into(),
+            why: driver_text(error),
+        }
+    }
+}
+
 impl Drop for Gpu {
     fn drop(&mut self) {
-        if self.synchronize().is_err() {
+        let _ = self.synchronize(); // before the last one unloads kernels
+    }
+}
+
+impl Drop for Card {
+    fn drop(&mut self) {
+        if self.context.bind_to_thread().is_err() {
             return;
         }
         for &module in &self.modules {
-            // SAFETY: loaded by us, nothing runs.
+            // SAFETY: loaded by us, nothing runs: every queue has ended.
             let _ = unsafe { result::module::unload(module) };
         }
     }
 }
 
-/// A queue of work on the device; outlives everything that is freed through it.
+/// The driver's side of a queue; outlives everything that is freed through it.
 pub(crate) struct Stream {
     handle: sys::CUstream,
     context: Arc<CudaContext>,
@@ -494,10 +521,6 @@ impl Stream {
             handle: result::stream::create(result::stream::StreamKind::NonBlocking)?,
             context: Arc::clone(context),
         })
-    }
-
-    pub(crate) fn handle(&self) -> sys::CUstream {
-        self.handle
     }
 
     /// Makes the context this thread's; whether that worked.

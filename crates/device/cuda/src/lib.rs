@@ -5,19 +5,21 @@
 //!
 //! [`kernels`] lists what there is to compile, [`nvrtc`] compiles it, [`cache`] keeps the results on disk. [`gpu`] owns
 //! a device's context, memory and launches; [`launch`] and [`attention`] know each operation's kernels. On top of them
-//! [`decoder`] runs whole models, and [`ops`] runs single operations for tests to compare.
+//! [`device`](mod@device) runs whole models, and [`ops`] runs single operations for tests to compare.
 
 pub mod args;
 pub mod attention;
 pub mod cache;
 pub mod choose;
 pub mod cublaslt;
-pub mod decoder;
+mod decoder;
+pub mod device;
 pub mod disturb;
 pub mod error;
 pub mod gpu;
 pub mod graph;
 pub mod kernels;
+mod lane;
 pub mod launch;
 pub mod library;
 pub mod lists;
@@ -31,9 +33,9 @@ mod step;
 pub mod timing;
 pub mod weights;
 
+pub use crate::device::CudaDevice;
 pub use cache::{Built, Cache};
 pub use cublaslt::CublasLt;
-pub use decoder::CudaDevice;
 pub use error::CudaError;
 pub use gpu::Gpu;
 pub use nvrtc::Nvrtc;

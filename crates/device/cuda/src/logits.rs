@@ -1,7 +1,8 @@
 //! From the residual stream to a launch's results: final norm, output matrix, selection.
 
 use crate::choose;
-use crate::decoder::{CudaDevice, product};
+use crate::decoder::{Decoder, product};
+use crate::lane::Lane;
 use crate::launch::{self, Selection};
 use crate::step::Step;
 use crate::{Cost, CudaError};
@@ -68,13 +69,13 @@ impl Group<'_> {
     }
 }
 
-impl CudaDevice {
+impl Decoder {
     /// Queues section 10 of NUMERICS.md for a group: logits, selection, and the copy of what is selected.
-    pub(crate) fn logits(&self, step: &Step, group: &Group) -> Result<()> {
-        let (Some(s), Some(io)) = (&self.scratch, &self.io) else {
+    pub fn logits(&self, lane: &Lane, step: &Step, group: &Group) -> Result<()> {
+        let (Some(s), Some(io)) = (&lane.scratch, &lane.io) else {
             return Err(CudaError::Unsupported("logits of nothing".into()));
         };
-        let (c, gpu, n) = (&*self.config, &self.gpu, group.rows.len());
+        let (c, gpu, n) = (&*self.config, &*lane.place.gpu, group.rows.len());
         let (head, row) = (self.head(), c.hidden * 2);
         let consecutive = group.consecutive();
         let x = match consecutive {
@@ -98,7 +99,7 @@ impl CudaDevice {
         gpu.timed(
             "lm_head",
             || job.cost(),
-            || self.product(step.family, head, &job),
+            || self.product(&lane.place, step.family, head, &job),
         )?;
         gpu.timed(
             "selection",
@@ -118,8 +119,8 @@ impl CudaDevice {
     }
 
     /// What a group's outputs are, in order, once its logits are there.
-    pub(crate) fn collect(&self, group: &Group) -> Result<Vec<RowResult>> {
-        let Some(io) = &self.io else {
+    pub fn collect(&self, lane: &Lane, group: &Group) -> Result<Vec<RowResult>> {
+        let Some(io) = &lane.io else {
             return Err(CudaError::Unsupported("results of nothing".into()));
         };
         let (vocab, stride) = (self.config.vocab_size, self.head().rows);
@@ -143,7 +144,7 @@ impl CudaDevice {
                 logits: match logits {
                     true => {
                         let mut all = vec![0.0; vocab];
-                        self.gpu.read(&io.z, row * stride * 4, &mut all)?;
+                        lane.place.gpu.read(&io.z, row * stride * 4, &mut all)?;
                         Some(all)
                     }
                     false => None,

@@ -66,8 +66,11 @@ pub fn run(global: &Global, args: &SelftestArgs) -> Result<Outcome> {
         true => hopper_cases::sweep(),
         false => Vec::new(),
     };
-    let choices = hopper_cases::choices();
-    for named in hopper_cases::all().iter().chain(&choices).chain(&sweep) {
+    let mut list = hopper_cases::all();
+    list.extend(hopper_cases::choices());
+    list.extend(hopper_cases::gated_products());
+    list.extend(sweep);
+    for named in &list {
         if args
             .filter
             .as_ref()

@@ -1,10 +1,5 @@
 // y = bf16(bf16(act(gate)) * up). gate_up: [tokens][2 n], gate first. act: 0 silu, 1 gelu_tanh.
 #include "math.cuh"
-__device__ __forceinline__ bf activated(bf gate, int act) {
-  float g = f32(gate);
-  return tobf(act ? gelu_tanh(g) : silu(g));
-}
-__device__ __forceinline__ bf times(bf a, bf up) { return tobf(f32(a) * f32(up)); }
 // Four elements a thread; grid: (n / 512, tokens), 128 threads.
 extern "C" __global__ void __launch_bounds__(128) activation(const bf* gate_up, bf* y, int n, int act) {
   let_next_start();

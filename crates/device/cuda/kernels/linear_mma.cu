@@ -3,18 +3,26 @@
 // through a ring that never stops between tiles. What lies past n, k or m arrives as +0 and changes no bit.
 // Grid: at most n / R, 32 WN + 32 threads; 1024 + NS SB + 16 NS bytes of dynamic shared memory. bf16 to yb, or f32 to yf where given.
 #include "hopper.cuh"
+#include "math.cuh"
 #ifndef NT
 #define NT 1  // groups of 8 tokens
 #endif
 #ifndef WN
 #define WN 4  // warps that compute, each 16 rows
 #endif
+#ifndef GATED
+#define GATED 0  // W: N gates, then N ups, of which a tile has as many of each; y = bf16(bf16(act(gate)) up), to yb
+#endif
 constexpr int BX = 4 /* boxes a stage */, R = WN * 16, SB = BX * (R + 8 * NT) * 128, NS = 212 * 1024 / SB;
 extern "C" __global__ void __launch_bounds__(WN * 32 + 32, 1) linear_mma(const __grid_constant__ TMap mW, const __grid_constant__ TMap mX,
-    const float* bias, bf* yb, float* yf, int N, int K, int M) {
+    const float* bias, bf* yb, float* yf, int N, int K, int M
+#if GATED
+    , int act
+#endif
+    ) {
   extern __shared__ u8 raw[];
   const u32 base = (sm(raw) + 1023) & ~1023u, full = base + NS * SB, empty = full + 8 * NS;
-  const int w = threadIdx.x >> 5, l = threadIdx.x & 31, tiles = (N + R - 1) / R, nst = (K + 64 * BX - 1) / (64 * BX);
+  const int w = threadIdx.x >> 5, l = threadIdx.x & 31, RT = GATED ? R / 2 : R, tiles = (N + RT - 1) / RT, nst = (K + 64 * BX - 1) / (64 * BX);
   if (threadIdx.x == 0) {
     for (int i = 0; i < NS; i++) { mb_init(full + 8 * i, 1); mb_init(empty + 8 * i, WN); }
     mb_fence();
@@ -28,7 +36,8 @@ extern "C" __global__ void __launch_bounds__(WN * 32 + 32, 1) linear_mma(const _
       auto weights = [&](int i) {
         int t = blockIdx.x + (i / nst) * gridDim.x, s = i % nst, sl = i % NS;
         mb_expect(full + 8 * sl, SB);
-        for (int b = 0; b < BX; b++) tma(base + sl * SB + b * R * 128, &mW, (s * BX + b) * 64, t * R, full + 8 * sl, once);
+        for (int b = 0; b < BX; b++)
+          for (int h = 0; h < R / RT; h++) tma(base + sl * SB + (b * R + h * RT) * 128, &mW, (s * BX + b) * 64, h * N + t * RT, full + 8 * sl, once);
       };
       auto inputs = [&](int i) {
         int s = i % nst, sl = i % NS;
@@ -42,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(WN * 32 + 32, 1) linear_mma(const _
     }
     return;
   }
-  const int r = w * 16 + (l & 7) + ((l >> 3) & 1) * 8, hi = l >> 4, g = l >> 2, q = l & 3;
+  const int r = GATED ? w * 8 + (l & 7) + ((l >> 3) & 1) * RT : w * 16 + (l & 7) + ((l >> 3) & 1) * 8, hi = l >> 4, g = l >> 2, q = l & 3;
   int it = 0;
   for (int t = blockIdx.x; t < tiles; t += gridDim.x) {
     float d[NT][4];
@@ -69,6 +78,15 @@ extern "C" __global__ void __launch_bounds__(WN * 32 + 32, 1) linear_mma(const _
       }
       mb_give_back(empty + 8 * sl, l == 0);
     }
+#if GATED
+#pragma unroll
+    for (int n = 0; n < NT; n++)
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        const int tok = n * 8 + q * 2 + e, row = t * RT + w * 8 + g;
+        if (tok < M && row < N) yb[(size_t)tok * N + row] = times(activated(tobf(d[n][e]), act), tobf(d[n][e + 2]));
+      }
+#else
 #pragma unroll
     for (int n = 0; n < NT; n++)
 #pragma unroll
@@ -80,5 +98,6 @@ extern "C" __global__ void __launch_bounds__(WN * 32 + 32, 1) linear_mma(const _
           if (yf) yf[(size_t)tok * N + row] = y; else yb[(size_t)tok * N + row] = tobf(y);
         }
       }
+#endif
   }
 }

@@ -47,3 +47,9 @@ __device__ __forceinline__ float gelu_tanh(float x) {
   float u = __uint_as_float(0x3f4c422a) * fmaf(__uint_as_float(0x3d372713) * (x * x), x, x);
   return (0.5f * x) * (1.f + tanh_(u));
 }
+// A gate's activation, 0 silu, 1 gelu_tanh, and its product with `up`; each rounds.
+__device__ __forceinline__ bf activated(bf gate, int act) {
+  float g = f32(gate);
+  return tobf(act ? gelu_tanh(g) : silu(g));
+}
+__device__ __forceinline__ bf times(bf a, bf up) { return tobf(f32(a) * f32(up)); }

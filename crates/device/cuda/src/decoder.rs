@@ -2,9 +2,10 @@
 
 use crate::attention::Attention;
 use crate::cublaslt::Place;
+use crate::gated::{Gated, GatedProduct, activation_table};
 use crate::gpu::{Buffer, Gpu};
 use crate::lane::Lane;
-use crate::launch::{self, Gated, Linear};
+use crate::launch::{self, Linear};
 use crate::lists::List;
 use crate::own::Own;
 use crate::step::Step;
@@ -63,11 +64,11 @@ impl Decoder {
         let kv = gpu.alloc(bytes, "keys and values")?;
         gpu.fill(&kv, 0, bytes, 0)?;
         let gelu = config.activation == Activation::GeluTanh;
-        let own = Own::default();
-        own.at_load(gpu, &loaded)?;
+        let mut own = Own::default();
+        own.at_load(gpu, &loaded, gelu)?;
         Ok(Self {
             own,
-            activation: launch::activation_table(gpu, gelu)?,
+            activation: activation_table(gpu, gelu)?,
             config,
             weights: loaded,
             kv,
@@ -230,20 +231,7 @@ impl Decoder {
             linear("o", &w.o, None, &s.attended, &s.b)?;
             let b = post(w.post_attn_norm.as_ref())?;
             norm(&s.h, Some(b), Some((&w.ffn_norm, &s.a)))?;
-            linear("gate_up", &w.gate_up, None, &s.a, &s.gate_up)?;
-            let gated = Gated {
-                gate_up: &s.gate_up,
-                y: &s.act,
-                tokens: rows,
-                width: c.ffn,
-                gelu: c.activation == Activation::GeluTanh,
-                table: &self.activation,
-            };
-            gpu.timed(
-                "activation",
-                || Cost::halves(3 * rows * c.ffn),
-                || gated.run(gpu, gated.best()),
-            )?;
+            self.feed_forward(lane, step, &w.gate_up)?;
             linear("down", &w.down, None, &s.act, &s.b)?;
             branch = Some(post(w.post_ffn_norm.as_ref())?);
         }
@@ -251,6 +239,48 @@ impl Decoder {
             norm(&s.h, branch, None)?;
         }
         Ok(())
+    }
+
+    /// Gates, ups and what the activation makes of them: from `scratch.a` to `scratch.act`.
+    fn feed_forward(&self, lane: &Lane, step: &Step, w: &Matrix) -> Result<()> {
+        let Some(s) = &lane.scratch else {
+            return Ok(());
+        };
+        let (c, gpu, rows) = (&*self.config, &*lane.place.gpu, step.rows);
+        let gelu = c.activation == Activation::GeluTanh;
+        if step.family == KernelFamily::Contract
+            && let Some(kernel) = self.own.gated(w, rows)
+        {
+            let fused = GatedProduct {
+                x: &s.a,
+                w: &w.data,
+                y: &s.act,
+                tokens: rows,
+                width: c.ffn,
+                columns: c.hidden,
+                gelu,
+            };
+            return gpu.timed("gate_up", || fused.cost(), || fused.run(gpu, kernel));
+        }
+        let job = product(w, None, &s.a, &s.gate_up, rows, false);
+        gpu.timed(
+            "gate_up",
+            || job.cost(),
+            || self.product(&lane.place, step.family, w, &job),
+        )?;
+        let gated = Gated {
+            gate_up: &s.gate_up,
+            y: &s.act,
+            tokens: rows,
+            width: c.ffn,
+            gelu,
+            table: &self.activation,
+        };
+        gpu.timed(
+            "activation",
+            || Cost::halves(3 * rows * c.ffn),
+            || gated.run(gpu, gated.best()),
+        )
     }
 
     /// The output matrix.

@@ -2,6 +2,8 @@
 
 use crate::args::{Args, Plain, Shape, TensorMap};
 use crate::cache::ARCH;
+pub use crate::memory::Buffer;
+use crate::memory::Stream;
 use crate::timing::Timer;
 use crate::{Cache, CudaError, Nvrtc, kernels};
 use cudarc::driver::sys::{self, CUdevice_attribute, CUfunction, CUlaunchAttributeID};
@@ -155,11 +157,11 @@ impl Gpu {
 
     /// The stream that everything is queued in.
     pub(crate) fn stream(&self) -> *mut c_void {
-        self.stream.handle.cast()
+        self.stream.handle().cast()
     }
 
     pub(crate) fn stream_handle(&self) -> sys::CUstream {
-        self.stream.handle
+        self.stream.handle()
     }
 
     pub(crate) fn shared_stream(&self) -> Arc<Stream> {
@@ -197,15 +199,8 @@ impl Gpu {
     pub fn alloc(&self, bytes: usize, what: &str) -> Result<Buffer, CudaError> {
         self.bind()?;
         // SAFETY: freed by the memory.
-        match unsafe { result::malloc_async(self.stream.handle, bytes.max(16)) } {
-            Ok(address) => Ok(Buffer {
-                address,
-                bytes,
-                memory: Arc::new(Memory {
-                    address,
-                    stream: Arc::clone(&self.stream),
-                }),
-            }),
+        match unsafe { result::malloc_async(self.stream.handle(), bytes.max(16)) } {
+            Ok(address) => Ok(Buffer::new(address, bytes, &self.stream)),
             Err(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => {
                 let (free, total) = result::mem_get_info().unwrap_or((0, 0));
                 Err(CudaError::OutOfMemory {
@@ -235,8 +230,10 @@ impl Gpu {
         }
         self.bind()?;
         // SAFETY: in bounds, ordered by the stream; the driver has read pageable memory when the call returns.
-        unsafe { result::memcpy_htod_async(buffer.address + at as u64, data, self.stream.handle) }
-            .map_err(|e| self.error("cannot copy to the device", e))
+        unsafe {
+            result::memcpy_htod_async(buffer.address() + at as u64, data, self.stream.handle())
+        }
+        .map_err(|e| self.error("cannot copy to the device", e))
     }
 
     /// Copies from byte `at` of a buffer, after everything launched before.
@@ -252,8 +249,10 @@ impl Gpu {
         }
         self.bind()?;
         // SAFETY: in bounds, ordered by the stream, and `data` lives until the copy is done.
-        unsafe { result::memcpy_dtoh_async(data, buffer.address + at as u64, self.stream.handle) }
-            .map_err(|e| self.error("cannot copy from the device", e))?;
+        unsafe {
+            result::memcpy_dtoh_async(data, buffer.address() + at as u64, self.stream.handle())
+        }
+        .map_err(|e| self.error("cannot copy from the device", e))?;
         self.synchronize()
     }
 
@@ -272,8 +271,10 @@ impl Gpu {
             return Ok(());
         }
         // SAFETY: in bounds, ordered by the stream.
-        unsafe { result::memset_d8_async(buffer.address + at as u64, byte, n, self.stream.handle) }
-            .map_err(|e| self.error("cannot fill memory", e))
+        unsafe {
+            result::memset_d8_async(buffer.address() + at as u64, byte, n, self.stream.handle())
+        }
+        .map_err(|e| self.error("cannot fill memory", e))
     }
 
     /// Sets every pair of bytes of part of a buffer, in order with launches. `at` and `n` are even.
@@ -287,9 +288,11 @@ impl Gpu {
         self.inside(buffer, at, n)?;
         self.bind()?;
         // SAFETY: in bounds, ordered by the stream.
-        unsafe { sys::cuMemsetD16Async(buffer.address + at as u64, x, n / 2, self.stream.handle) }
-            .result()
-            .map_err(|e| self.error("cannot fill memory", e))
+        unsafe {
+            sys::cuMemsetD16Async(buffer.address() + at as u64, x, n / 2, self.stream.handle())
+        }
+        .result()
+        .map_err(|e| self.error("cannot fill memory", e))
     }
 
     /// Copies within device memory, in order with launches.
@@ -307,9 +310,9 @@ impl Gpu {
         if n == 0 {
             return Ok(());
         }
-        let (src, dst) = (from.address + at as u64, to.address + to_at as u64);
+        let (src, dst) = (from.address() + at as u64, to.address() + to_at as u64);
         // SAFETY: in bounds, ordered by the stream.
-        unsafe { result::memcpy_dtod_async(dst, src, n, self.stream.handle) }
+        unsafe { result::memcpy_dtod_async(dst, src, n, self.stream.handle()) }
             .map_err(|e| self.error("cannot copy on the device", e))
     }
 
@@ -332,12 +335,12 @@ impl Gpu {
     }
 
     fn inside(&self, buffer: &Buffer, at: usize, n: usize) -> Result<(), CudaError> {
-        if at.checked_add(n).is_some_and(|end| end <= buffer.bytes) {
+        if at.checked_add(n).is_some_and(|end| end <= buffer.bytes()) {
             return Ok(());
         }
         Err(CudaError::Unsupported(format!(
             "bytes {at} and {n} more lie outside a buffer of {}",
-            buffer.bytes
+            buffer.bytes()
         )))
     }
 
@@ -345,7 +348,7 @@ impl Gpu {
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.bind()?;
         // SAFETY: our stream.
-        unsafe { result::stream::synchronize(self.stream.handle) }
+        unsafe { result::stream::synchronize(self.stream.handle()) }
             .map_err(|e| self.error("a kernel failed", e))
     }
 
@@ -381,7 +384,7 @@ impl Gpu {
             blockDimY: 1,
             blockDimZ: 1,
             sharedMemBytes: shape.shared,
-            hStream: self.stream.handle,
+            hStream: self.stream.handle(),
             attrs: &mut early,
             numAttrs: 1,
         };
@@ -420,7 +423,7 @@ impl Gpu {
                 (&raw mut map).cast(),
                 sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
                 2,
-                buffer.address as *mut c_void,
+                buffer.address() as *mut c_void,
                 dims.as_ptr(),
                 strides.as_ptr(),
                 boxes.as_ptr(),
@@ -488,95 +491,6 @@ impl Drop for Card {
         for &module in &self.modules {
             // SAFETY: loaded by us, nothing runs: every queue has ended.
             let _ = unsafe { result::module::unload(module) };
-        }
-    }
-}
-
-/// The driver's side of a queue; outlives everything that is freed through it.
-pub(crate) struct Stream {
-    handle: sys::CUstream,
-    context: Arc<CudaContext>,
-}
-
-// SAFETY: a handle of the driver, usable from any thread that binds the context.
-unsafe impl Send for Stream {}
-// SAFETY: as above.
-unsafe impl Sync for Stream {}
-
-impl Stream {
-    fn new(context: &Arc<CudaContext>) -> Result<Self, DriverError> {
-        // Memory freed by one step serves the next instead of going back to the system.
-        // SAFETY: the device's own pool, and a 64-bit value as its attribute asks.
-        unsafe {
-            let pool = result::device::get_default_mem_pool(context.cu_device())?;
-            let mut keep = u64::MAX;
-            sys::cuMemPoolSetAttribute(
-                pool,
-                sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
-                (&raw mut keep).cast(),
-            )
-            .result()?;
-        }
-        Ok(Self {
-            handle: result::stream::create(result::stream::StreamKind::NonBlocking)?,
-            context: Arc::clone(context),
-        })
-    }
-
-    /// Makes the context this thread's; whether that worked.
-    pub(crate) fn bind(&self) -> bool {
-        self.context.bind_to_thread().is_ok()
-    }
-}
-
-impl Drop for Stream {
-    fn drop(&mut self) {
-        if self.bind() {
-            // SAFETY: created by us; the driver ends what is queued first.
-            let _ = unsafe { result::stream::destroy(self.handle) };
-        }
-    }
-}
-
-/// Memory of a device, or part of it, freed when the last part is dropped.
-pub struct Buffer {
-    address: u64,
-    bytes: usize,
-    memory: Arc<Memory>,
-}
-
-/// One allocation, freed in order with launches: kernels queued before may still use it.
-struct Memory {
-    address: u64,
-    stream: Arc<Stream>,
-}
-
-impl Buffer {
-    pub(crate) fn address(&self) -> u64 {
-        self.address
-    }
-
-    /// Its length in bytes.
-    pub fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    /// So many bytes of it from `at`, as far as it has them.
-    pub fn part(&self, at: usize, bytes: usize) -> Buffer {
-        let at = at.min(self.bytes);
-        Buffer {
-            address: self.address + at as u64,
-            bytes: bytes.min(self.bytes - at),
-            memory: Arc::clone(&self.memory),
-        }
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        if self.stream.bind() {
-            // SAFETY: allocated by us on this stream.
-            let _ = unsafe { result::free_async(self.address, self.stream.handle) };
         }
     }
 }

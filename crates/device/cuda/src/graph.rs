@@ -1,7 +1,8 @@
 //! Recorded steps: what a step queues, replayed in one call. And the host memory that such copies read and write.
 
 use crate::CudaError;
-use crate::gpu::{Buffer, Gpu, Stream};
+use crate::gpu::Gpu;
+use crate::memory::{Buffer, Stream};
 use cudarc::driver::{result, sys};
 use std::ffi::c_void;
 use std::sync::Arc;

@@ -252,6 +252,30 @@ pub static UNITS: &[Unit] = &[
         mma_shared(4, 4)
     ),
     unit!(
+        "linear_gated_8",
+        "linear_mma.cu",
+        &["NT=1", "WN=4", "GATED=1"],
+        true,
+        "linear_mma",
+        mma_shared(1, 4)
+    ),
+    unit!(
+        "linear_gated_16",
+        "linear_mma.cu",
+        &["NT=2", "WN=4", "GATED=1"],
+        true,
+        "linear_mma",
+        mma_shared(2, 4)
+    ),
+    unit!(
+        "linear_gated_32",
+        "linear_mma.cu",
+        &["NT=4", "WN=4", "GATED=1"],
+        true,
+        "linear_mma",
+        mma_shared(4, 4)
+    ),
+    unit!(
         "linear_wg_64",
         "linear_wg.cu",
         &["WG=1", "TN=64", "BX=2"],

@@ -4,9 +4,10 @@ use crate::attention::{self, Partial, Plan};
 use crate::choose::Asks;
 use crate::gpu::{Buffer, Gpu};
 use crate::lists::Lists;
-use crate::{CudaError, launch, pages};
+use crate::{CudaError, gated, launch, pages};
 use device::hopper_cases::{
-    Attention, Choices, Embed, Gated, Heads, HopperOps, Linear, Logits, Norm, Selected, Turned,
+    Attention, Choices, Embed, Gated, GatedProduct, Heads, HopperOps, Linear, Logits, Norm,
+    Selected, Turned,
 };
 use device::{KvSplit, OutputRow};
 use half::bf16;
@@ -178,17 +179,34 @@ impl<'a> CudaOps<'a> {
         })
     }
 
+    fn one_gated_product(&self, c: &GatedProduct, kernel: &'static str) -> Result<Vec<bf16>> {
+        let gpu = self.gpu;
+        let n = c.product.tokens * c.product.outputs / 2;
+        let y = self.poisoned(n * 2)?;
+        let job = gated::GatedProduct {
+            x: &gpu.upload(&c.product.x, "x")?,
+            w: &gpu.upload(&c.product.w, "weights")?,
+            y: &y,
+            tokens: c.product.tokens,
+            width: c.product.outputs / 2,
+            columns: c.product.width,
+            gelu: c.gelu,
+        };
+        job.run(gpu, kernel)?;
+        gpu.download(&y, n)
+    }
+
     fn activated(&self, c: &Gated, kernel: &'static str) -> Result<Vec<bf16>> {
         let gpu = self.gpu;
         let tokens = c.gate_up.len() / (2 * c.width);
         let n = tokens * c.width;
-        let job = launch::Gated {
+        let job = gated::Gated {
             gate_up: &gpu.upload(&c.gate_up, "gates")?,
             y: &self.poisoned(n * 2)?,
             tokens,
             width: c.width,
             gelu: c.gelu,
-            table: &launch::activation_table(gpu, c.gelu)?,
+            table: &gated::activation_table(gpu, c.gelu)?,
         };
         job.run(gpu, kernel)?;
         gpu.download(job.y, n)
@@ -380,7 +398,7 @@ impl HopperOps for CudaOps<'_> {
     fn gated(&mut self, c: &Gated) -> std::result::Result<Vec<bf16>, String> {
         let kernels = match self.plain {
             true => vec!["activation"],
-            false => launch::Gated::kernels(c.width),
+            false => gated::Gated::kernels(c.width),
         };
         let bits = |y: bf16| match y.is_nan() {
             true => 0x7fff,
@@ -388,6 +406,18 @@ impl HopperOps for CudaOps<'_> {
         };
         same(kernels, |kernel| self.activated(c, kernel), bits)
     }
+    fn gated_product(&mut self, c: &GatedProduct) -> std::result::Result<Vec<bf16>, String> {
+        let kernels = gated::GatedProduct::kernels(c.product.tokens, c.product.width);
+        if self.plain || kernels.is_empty() {
+            return c.in_two_steps(self);
+        }
+        same(
+            kernels,
+            |kernel| self.one_gated_product(c, kernel),
+            |y| u32::from(y.to_bits()),
+        )
+    }
+
     fn attention(&mut self, c: &Attention) -> std::result::Result<Vec<bf16>, String> {
         self.all_attention(c)
     }

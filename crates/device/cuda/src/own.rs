@@ -1,6 +1,7 @@
 //! Which of our own kernels does a product: each is held against the plain one, on this device and these weights, before it
 //! is used.
 
+use crate::gated::{Gated, GatedProduct, activation_table};
 use crate::gpu::Gpu;
 use crate::launch::{self, LINEAR_REF, Linear};
 use crate::weights::{Loaded, Matrix};
@@ -24,11 +25,13 @@ type Shape = (usize, usize, bool, usize);
 #[derive(Default)]
 pub(crate) struct Own {
     chosen: RefCell<HashMap<Shape, &'static str>>,
+    /// By the shape of gates and ups together.
+    gated: HashMap<Shape, &'static str>,
 }
 
 impl Own {
     /// Proves the kernels for few tokens, for every shape of a model.
-    pub fn at_load(&self, gpu: &Gpu, weights: &Loaded) -> Result<()> {
+    pub fn at_load(&mut self, gpu: &Gpu, weights: &Loaded, gelu: bool) -> Result<()> {
         let head = weights.head.as_ref().unwrap_or(&weights.embed);
         let layers = weights.layers.iter();
         let matrices = layers.flat_map(|l| [&l.qkv, &l.o, &l.gate_up, &l.down]);
@@ -38,14 +41,28 @@ impl Own {
                 self.kernel(gpu, matrix, wide, class)?;
             }
         }
+        for matrix in weights.layers.iter().map(|l| &l.gate_up) {
+            for class in 0..AT_LOAD {
+                let shape = (matrix.rows, matrix.columns, false, class);
+                if !self.gated.contains_key(&shape)
+                    && let Some(kernel) = prove_gated(gpu, matrix, gelu, class)?
+                {
+                    self.gated.insert(shape, kernel);
+                }
+            }
+        }
         Ok(())
+    }
+
+    /// The kernel that multiplies and activates so many tokens at once, if one is in use.
+    pub fn gated(&self, w: &Matrix, tokens: usize) -> Option<&'static str> {
+        let shape = (w.rows, w.columns, false, class(tokens));
+        self.gated.get(&shape).copied()
     }
 
     /// Runs a product on the kernel of its class.
     pub fn run(&self, gpu: &Gpu, w: &Matrix, job: &Linear) -> Result<()> {
-        let class = CLASSES.iter().position(|&most| job.tokens <= most);
-        let class = class.unwrap_or(CLASSES.len() - 1);
-        job.run(gpu, self.kernel(gpu, w, job.wide, class)?)
+        job.run(gpu, self.kernel(gpu, w, job.wide, class(job.tokens))?)
     }
 
     fn kernel(&self, gpu: &Gpu, w: &Matrix, wide: bool, class: usize) -> Result<&'static str> {
@@ -59,15 +76,23 @@ impl Own {
     }
 }
 
+fn class(tokens: usize) -> usize {
+    let found = CLASSES.iter().position(|&most| tokens <= most);
+    found.unwrap_or(CLASSES.len() - 1)
+}
+
+/// The fewest and the most tokens of a class.
+fn edges(class: usize) -> [usize; 2] {
+    match class {
+        0 => [1, CLASSES[0]],
+        _ => [CLASSES[class - 1] + 1, CLASSES[class]],
+    }
+}
+
 /// The fastest kernel that gives the plain one's bits for the fewest and the most tokens of a class, on inputs on which
 /// orders of addition show.
 fn prove(gpu: &Gpu, w: &Matrix, wide: bool, class: usize) -> Result<&'static str> {
-    let most = CLASSES[class];
-    let fewest = if class == 0 {
-        1
-    } else {
-        CLASSES[class - 1] + 1
-    };
+    let [fewest, most] = edges(class);
     let element = if wide { 4 } else { 2 };
     let room = |bytes: usize| gpu.alloc(bytes.next_multiple_of(4), "the proof of a product");
     let results = most * w.rows * element;
@@ -95,4 +120,55 @@ fn prove(gpu: &Gpu, w: &Matrix, wide: bool, class: usize) -> Result<&'static str
         return Ok(kernel);
     }
     Ok(LINEAR_REF)
+}
+
+/// The fastest kernel that gives the bits of the plain product and the activation, on the same inputs.
+fn prove_gated(gpu: &Gpu, w: &Matrix, gelu: bool, class: usize) -> Result<Option<&'static str>> {
+    let [fewest, most] = edges(class);
+    let (width, columns) = (w.rows / 2, w.columns);
+    let kernels = GatedProduct::kernels(most, columns);
+    if kernels.is_empty() {
+        return Ok(None);
+    }
+    let room = |bytes: usize| gpu.alloc(bytes.next_multiple_of(4), "the proof of a product");
+    let x = room(most * columns * 2)?;
+    let gate_up = room(most * w.rows * 2)?;
+    let [want, got] = [room(most * width * 2)?, room(most * width * 2)?];
+    let table = activation_table(gpu, gelu)?;
+    launch::adverse(gpu, &x, most * columns, columns, 1)?;
+    'kernels: for kernel in kernels {
+        for tokens in [fewest, most] {
+            for y in [&want, &got] {
+                gpu.fill(y, 0, y.bytes(), 0xff)?;
+            }
+            product(w, None, &x, &gate_up, tokens, false).run(gpu, LINEAR_REF)?;
+            let two = Gated {
+                gate_up: &gate_up,
+                y: &want,
+                tokens,
+                width,
+                gelu,
+                table: &table,
+            };
+            two.run(gpu, "activation")?;
+            let one = GatedProduct {
+                x: &x,
+                w: &w.data,
+                y: &got,
+                tokens,
+                width,
+                columns,
+                gelu,
+            };
+            one.run(gpu, kernel)?;
+            if !launch::same(gpu, &want, &got, want.bytes())? {
+                tracing::warn!(
+                    "{kernel} does not give the contract's bits for {tokens} x 2 x {width} x {columns} here; not used"
+                );
+                continue 'kernels;
+            }
+        }
+        return Ok(Some(kernel));
+    }
+    Ok(None)
 }

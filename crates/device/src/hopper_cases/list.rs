@@ -1,6 +1,8 @@
 //! The list of cases: sizes on both sides of every tile, chunk and tail of any kernel, times kinds of values.
 
-use super::{Attention, Case, Embed, Flavour, Gated, Heads, Linear, Logits, Norm, Run};
+use super::{
+    Attention, Case, Embed, Flavour, Gated, GatedProduct, Heads, Linear, Logits, Norm, Run,
+};
 use crate::testing::Rng;
 use numerics::{attention, rope};
 
@@ -30,6 +32,57 @@ pub fn all() -> Vec<Named> {
     attentions(&mut list);
     not_finite(&mut list);
     logits(&mut list);
+    list
+}
+
+/// Products of gates and ups with their activation. Not among [`all`], whose results are recorded on a GPU: what these
+/// give follows from operations that are.
+pub fn gated_products() -> Vec<Named> {
+    let mut list = Vec::new();
+    let counts = [1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33];
+    // Rows of G around tiles of 32, and more tiles than multiprocessors.
+    let halves = [1, 8, 31, 32, 33, 63, 64, 65, 100];
+    let widths = [16, 24, 64, 72, 136, 256, 264, 520, 33];
+    let mut one = |tokens: usize, half: usize, width: usize, flavour: Flavour, gelu: bool| {
+        let act = if gelu { "gelu_tanh" } else { "silu" };
+        let name = format!(
+            "gated product {act} {tokens}x{half}x{width} {}",
+            flavour.name()
+        );
+        add(&mut list, name, move |rng| {
+            let (outputs, scale) = (2 * half, 2.0 / (width as f32).sqrt());
+            Case::GatedProduct(GatedProduct {
+                product: Linear {
+                    tokens,
+                    outputs,
+                    width,
+                    x: flavour.halves(rng, tokens * width, 1.0),
+                    w: flavour.halves(rng, outputs * width, scale),
+                    bias: None,
+                    wide: false,
+                },
+                gelu,
+            })
+        });
+    };
+    for (i, tokens) in counts.into_iter().enumerate() {
+        for (j, half) in halves.into_iter().enumerate() {
+            one(
+                tokens,
+                half,
+                widths[(i + j) % 9],
+                Flavour::ALL[(i + 2 * j) % 6],
+                (i + j) % 2 == 0,
+            );
+        }
+    }
+    for flavour in Flavour::ALL {
+        one(3, 130, 1032, flavour, false);
+        one(20, 70, 576, flavour, true);
+    }
+    one(1, 64, 8192, Flavour::Mixed, false);
+    one(2, 4300, 64, Flavour::Ordinary, true);
+    one(32, 4300, 80, Flavour::Mixed, false);
     list
 }
 

@@ -15,7 +15,7 @@ pub(crate) use choices::asks;
 pub use choices::choices;
 pub use data::Flavour;
 pub use emulation::EmulationOps;
-pub use list::{Named, all};
+pub use list::{Named, all, gated_products};
 pub use scalar::ScalarOps;
 pub use sweep::{sweep, token_counts};
 
@@ -101,6 +101,27 @@ pub struct Gated {
     pub gate_up: Vec<bf16>,
     /// gelu_tanh instead of silu.
     pub gelu: bool,
+}
+
+/// `act(x · Gᵀ) · (x · Uᵀ)`, which may be one operation.
+#[derive(Debug, Clone)]
+pub struct GatedProduct {
+    /// Rows of G, then as many of U.
+    pub product: Linear,
+    /// gelu_tanh instead of silu.
+    pub gelu: bool,
+}
+
+impl GatedProduct {
+    /// The product, then the activation.
+    pub fn in_two_steps<T: HopperOps + ?Sized>(&self, ops: &mut T) -> Result<Vec<bf16>, String> {
+        let gate_up = ops.linear(&self.product)?;
+        ops.gated(&Gated {
+            width: self.product.outputs / 2,
+            gate_up: gate_up.into_iter().map(bf16::from_f32).collect(),
+            gelu: self.gelu,
+        })
+    }
 }
 
 /// Queries at consecutive positions of one sequence.
@@ -189,6 +210,10 @@ pub trait HopperOps {
     fn heads(&mut self, c: &Heads) -> Result<Turned, String>;
     /// `[tokens][width]`.
     fn gated(&mut self, c: &Gated) -> Result<Vec<bf16>, String>;
+    /// `[tokens][outputs / 2]`.
+    fn gated_product(&mut self, c: &GatedProduct) -> Result<Vec<bf16>, String> {
+        c.in_two_steps(self)
+    }
     /// `[rows][heads][head_dim]`.
     fn attention(&mut self, c: &Attention) -> Result<Vec<bf16>, String>;
     /// One a row.
@@ -206,6 +231,7 @@ pub enum Case {
     Norm(Norm),
     Heads(Heads),
     Gated(Gated),
+    GatedProduct(GatedProduct),
     Attention(Attention),
     Logits(Logits),
     Choices(Choices),
@@ -245,6 +271,7 @@ impl Case {
                 halves(&mut out, &v);
             }
             Self::Gated(c) => halves(&mut out, &ops.gated(c)?),
+            Self::GatedProduct(c) => halves(&mut out, &ops.gated_product(c)?),
             Self::Attention(c) => halves(&mut out, &ops.attention(c)?),
             Self::Choices(c) => {
                 for chosen in ops.choose(c)? {
@@ -270,7 +297,9 @@ impl Case {
     /// k16 steps that it takes, about: what the scalar reference spends its time on.
     pub fn steps(&self) -> u64 {
         match self {
-            Self::Linear(c) => (c.tokens * c.outputs * c.width.div_ceil(16)) as u64,
+            Self::Linear(c) | Self::GatedProduct(GatedProduct { product: c, .. }) => {
+                (c.tokens * c.outputs * c.width.div_ceil(16)) as u64
+            }
             Self::Attention(c) => c
                 .runs
                 .iter()

@@ -5,8 +5,8 @@ use crate::cpu::Isa;
 fn names_are_unique_and_inputs_repeat() {
     let list = all();
     let wide = sweep();
-    let tokens = choices();
-    let all = list.iter().chain(&wide).chain(&tokens);
+    let (tokens, gated) = (choices(), gated_products());
+    let all = list.iter().chain(&wide).chain(&tokens).chain(&gated);
     let mut names: Vec<&str> = all.map(|n| n.name.as_str()).collect();
     names.sort_unstable();
     for pair in names.windows(2) {
@@ -40,6 +40,19 @@ fn tokens_chosen_without_sorting_are_those_of_the_reference() {
         }
     }
     assert!(chosen.len() > 500, "{}", chosen.len());
+}
+
+/// A product and its activation in one name their two operations' results.
+#[test]
+fn gated_products_are_products_and_activations_on_every_path() {
+    for named in gated_products() {
+        let case = named.case();
+        let want = case.run(&mut ScalarOps).unwrap();
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
+            let got = case.run(&mut EmulationOps(isa)).unwrap();
+            assert_eq!(got, want, "{} on {}", named.name, isa.name());
+        }
+    }
 }
 
 /// The flavours do what they are for: results that are subnormal, infinite, NaN, zero, and ordinary.

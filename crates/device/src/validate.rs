@@ -26,7 +26,7 @@ pub fn validate(
             check_blocks(segment, kv_blocks).map_err(at)?;
             check_outputs(segment, vocab).map_err(at)?;
         }
-        check_writers(&launch.segments).map_err(at)?;
+        check_writers(&launch.segments, kv_blocks).map_err(at)?;
     }
     Ok(())
 }
@@ -139,27 +139,34 @@ fn written(segment: &Segment) -> &[BlockId] {
     &segment.blocks[segment.start / BLOCK_TOKENS..end.div_ceil(BLOCK_TOKENS)]
 }
 
-fn check_writers(segments: &[Segment]) -> Result<(), String> {
-    let mut writers: Vec<(BlockId, usize)> = segments
-        .iter()
-        .enumerate()
-        .flat_map(|(s, segment)| written(segment).iter().map(move |&b| (b, s)))
-        .collect();
-    writers.sort_unstable();
-    if let Some(w) = writers.windows(2).find(|w| w[0].0 == w[1].0) {
-        return Err(format!(
-            "KV block {} would be written twice, by segments {} and {}",
-            w[0].0, w[0].1, w[1].1
-        ));
-    }
+fn check_writers(segments: &[Segment], kv_blocks: usize) -> Result<(), String> {
+    // A bit a block: this runs between two steps, over every block of every sequence.
+    let mut bits = vec![0u64; kv_blocks.div_ceil(64)];
+    let place = |b: BlockId| (b as usize / 64, 1u64 << (b % 64));
+    let writer_of = |b: BlockId| segments.iter().position(|s| written(s).contains(&b));
     for (s, segment) in segments.iter().enumerate() {
-        for &b in &segment.blocks[..segment.start / BLOCK_TOKENS] {
-            if let Ok(i) = writers.binary_search_by_key(&b, |w| w.0) {
+        for &b in written(segment) {
+            let (word, bit) = place(b);
+            if bits[word] & bit != 0 {
                 return Err(format!(
-                    "KV block {b} is read by segment {s} and written by segment {}",
-                    writers[i].1
+                    "KV block {b} would be written twice, by segments {} and {s}",
+                    writer_of(b).unwrap_or(s)
                 ));
             }
+            bits[word] |= bit;
+        }
+    }
+    for (s, segment) in segments.iter().enumerate() {
+        let mut read = segment.blocks[..segment.start / BLOCK_TOKENS].iter();
+        let is_written = |b: BlockId| {
+            let (word, bit) = place(b);
+            bits[word] & bit != 0
+        };
+        if let Some(&b) = read.find(|b| is_written(**b)) {
+            return Err(format!(
+                "KV block {b} is read by segment {s} and written by segment {}",
+                writer_of(b).unwrap_or(s)
+            ));
         }
     }
     Ok(())

@@ -8,7 +8,7 @@ use device::{
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-/// Answers at once, and notes how long it idled before each step of one token a sequence.
+/// Answers at once, after checking the plan as devices do, and notes how long it idled before each step of one token a sequence.
 struct Instantly {
     sequences: usize,
     ended: Option<Instant>,
@@ -40,6 +40,7 @@ impl Device for Instantly {
         plan: &StepPlan,
         meanwhile: &mut dyn FnMut(),
     ) -> Result<StepOutput, DeviceError> {
+        device::plan::validate(plan, FACTS.vocab, FACTS.context, self.kv_blocks())?;
         let begun = Instant::now();
         let tokens = plan.launches.iter().flat_map(|l| &l.segments);
         let decodes = tokens.filter(|s| s.tokens.len() == 1 && !s.outputs.is_empty());

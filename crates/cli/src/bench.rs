@@ -21,6 +21,7 @@ use std::time::Instant;
 struct Run {
     first_tokens_ms: f64,
     decode_step_ms: f64,
+    decode_host_ms: f64,
     total_ms: f64,
     device_ms: f64,
     prefill: Vec<OpTime>,
@@ -45,6 +46,8 @@ struct Cell {
     prefill_tokens_per_s: f64,
     /// Steps in which every sequence decodes and nothing else runs.
     decode_step_ms: f64,
+    /// Of such a step, what the device's call does not take: choosing tokens, planning, and so on.
+    decode_host_ms: f64,
     /// Sequences over that time.
     decode_tokens_per_s: f64,
     /// From submission to the last token.
@@ -239,20 +242,25 @@ fn run_once(
         })?;
     }
     let mut first_tokens_ms = 0.0;
-    let mut decode = Vec::new();
+    let (mut decode, mut decode_host, mut device_ms) = (Vec::new(), Vec::new(), 0.0);
     let (mut started, mut decode_steps) = (0, 0);
+    let mut seen = Vec::new(); // freed beside the next step
     while !engine.is_idle() {
         let before = engine.stats().tokens_processed;
         let step = Instant::now();
-        let events = engine.step().context("the device failed")?;
+        let events = engine
+            .step_beside(&mut || seen.clear())
+            .context("the device failed")?;
         let ms = step.elapsed().as_secs_f64() * 1e3;
+        let in_device = session.host().take_busy().as_secs_f64() * 1e3;
+        device_ms += in_device;
         let (mut tokens, mut all_started) = (0, false);
-        for (_, event) in events {
+        for (_, event) in &events {
             match event {
                 Event::Token { index, .. } => {
                     tokens += 1;
-                    started += usize::from(index == 0);
-                    all_started |= index == 0 && started == sequences;
+                    started += usize::from(*index == 0);
+                    all_started |= *index == 0 && started == sequences;
                 }
                 Event::Finished {
                     reason: FinishReason::Failed(why),
@@ -260,6 +268,7 @@ fn run_once(
                 _ => {}
             }
         }
+        seen = events;
         decode_steps += usize::from(started == sequences && !all_started);
         if all_started {
             first_tokens_ms = start.elapsed().as_secs_f64() * 1e3;
@@ -268,13 +277,15 @@ fn run_once(
             && engine.stats().tokens_processed - before == sequences as u64
         {
             decode.push(ms);
+            decode_host.push(ms - in_device);
         }
     }
     Ok(Run {
         first_tokens_ms,
         decode_step_ms: median(&mut decode),
+        decode_host_ms: median(&mut decode_host),
         total_ms: start.elapsed().as_secs_f64() * 1e3,
-        device_ms: session.host().take_busy().as_secs_f64() * 1e3,
+        device_ms,
         prefill,
         decode: session.take_times(),
         decode_steps,
@@ -317,6 +328,7 @@ impl Cell {
             decode_step_floor_ms: floors.map(|f| f.decode_step_ms(case)),
             prefill_tokens_per_s: rate(prompt_tokens, first_tokens_ms),
             decode_step_ms,
+            decode_host_ms: of(|r| r.decode_host_ms),
             decode_tokens_per_s: rate(sequences, decode_step_ms),
             total_ms,
             tokens_per_s: rate(sequences * new, total_ms),
@@ -359,6 +371,7 @@ fn text(cells: &[Cell], ratios: &[Ratio], peak: Option<u64>) -> String {
             "prompt tok/s",
             "decode step",
             "floor",
+            "host",
             "decode tok/s",
             "in all",
             "in device",
@@ -382,6 +395,10 @@ fn text(cells: &[Cell], ratios: &[Ratio], peak: Option<u64>) -> String {
             format!("{:.0}", c.prefill_tokens_per_s),
             step(c.decode_step_ms),
             floor(c.decode_step_floor_ms),
+            match c.decode_host_ms.is_finite() {
+                true => format!("{:.3}", c.decode_host_ms),
+                false => "-".into(),
+            },
             format!("{:.1}", c.decode_tokens_per_s),
             format!("{:.2} s", c.total_ms / 1e3),
             format!("{:.1} %", 100.0 * c.device_share),

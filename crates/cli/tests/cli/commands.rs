@@ -182,6 +182,7 @@ fn bench_measures_every_cell() {
         for key in [
             "first_tokens_ms",
             "decode_step_ms",
+            "decode_host_ms",
             "tokens_per_s",
             "prefill_tokens_per_s",
             "total_ms",

@@ -80,7 +80,7 @@ impl Device for Instantly {
 }
 
 /// Median, 90th and 99th percentile, in microseconds.
-fn idle_us(sequences: usize, threaded: bool) -> [f64; 3] {
+fn idle_us(sequences: usize, ahead: bool, threaded: bool) -> [f64; 3] {
     let gaps = Arc::new(Mutex::new(Vec::new()));
     let device = Instantly {
         sequences,
@@ -93,6 +93,7 @@ fn idle_us(sequences: usize, threaded: bool) -> [f64; 3] {
         ..EngineConfig::default()
     };
     let mut engine = Engine::new(Box::new(device), FACTS, config).unwrap();
+    engine.plans_ahead = ahead;
     let request = |i: usize| Request {
         use_cache: false,
         ..Request::new(prompt(i as u64, 500 + i % 64), Protection::Invariant, 600)
@@ -131,11 +132,15 @@ fn idle_us(sequences: usize, threaded: bool) -> [f64; 3] {
 #[test]
 #[ignore = "measures; alone and optimised: cargo test --profile demo -p engine pace -- --ignored --nocapture"]
 fn idle_time_between_steps() {
-    for threaded in [false, true] {
+    for (ahead, threaded, how) in [
+        (false, false, "each step planned when it is due"),
+        (true, false, "planned ahead"),
+        (true, true, "planned ahead, on a thread"),
+    ] {
         for sequences in [1, 32, 256] {
-            let [median, p90, p99] = idle_us(sequences, threaded);
+            let [median, p90, p99] = idle_us(sequences, ahead, threaded);
             println!(
-                "{sequences} sequences, on a thread: {threaded}: {median:.1} us; 90 of 100 below {p90:.1}, 99 below {p99:.1}"
+                "{sequences} sequences, {how}: {median:.1} us; 90 of 100 below {p90:.1}, 99 below {p99:.1}"
             );
             assert!(median < 1000.0);
         }

@@ -25,8 +25,24 @@ pub fn counter(global: &Global, what: &'static str) -> ProgressBar {
     bar
 }
 
+/// A bar over a known number of bytes.
+pub fn bytes(quiet: bool, total: u64, what: &'static str) -> ProgressBar {
+    let bar = hidden_if(quiet, ProgressBar::new(total));
+    if let Ok(style) =
+        ProgressStyle::with_template("{bar:30} {bytes}/{total_bytes} {msg}  {elapsed}")
+    {
+        bar.set_style(style);
+    }
+    bar.set_message(what);
+    bar
+}
+
 fn hidden_or(global: &Global, bar: ProgressBar) -> ProgressBar {
-    if global.quiet || !std::io::stderr().is_terminal() {
+    hidden_if(global.quiet, bar)
+}
+
+fn hidden_if(quiet: bool, bar: ProgressBar) -> ProgressBar {
+    if quiet || !std::io::stderr().is_terminal() {
         bar.set_draw_target(ProgressDrawTarget::hidden());
     }
     bar

@@ -271,9 +271,16 @@ fn device(
     kv_blocks: usize,
 ) -> Result<Box<dyn Device>, String> {
     match gpu {
-        Some(gpu) => CudaDevice::new(Arc::clone(gpu), config, weights, kv_blocks, false)
-            .map(|d| Box::new(d) as Box<dyn Device>)
-            .map_err(|e| e.to_string()),
+        Some(gpu) => CudaDevice::new(
+            Arc::clone(gpu),
+            config,
+            weights,
+            kv_blocks,
+            false,
+            &mut |_| (),
+        )
+        .map(|d| Box::new(d) as Box<dyn Device>)
+        .map_err(|e| e.to_string()),
         None => {
             let options = CpuOptions {
                 threads: std::thread::available_parallelism().map_or(1, |n| n.get()),

@@ -5,7 +5,7 @@ use crate::download::hub::{Hub, HubName};
 use crate::generate::Defaults;
 use crate::input::Prompt;
 use crate::settings::Settings;
-use crate::{download, identity};
+use crate::{download, identity, progress};
 use anyhow::{Context, Result, bail};
 use audit::Host;
 use device::cpu::{CpuDevice, CpuOptions, OnCpu};
@@ -281,8 +281,12 @@ impl Opened {
             }
             DeviceName::Cuda(index) => {
                 let gpu = Arc::new(Gpu::open(index, Some(crate::kernels::cache_folder()?))?);
-                let mut device = CudaDevice::new(gpu, config, weights, kv_blocks, vendor)
-                    .context("cannot load the model on the GPU")?;
+                let all = CudaDevice::bytes(weights) as u64;
+                let bar = progress::bytes(self.settings.quiet, all, "to the GPU");
+                let mut sent = |n| bar.inc(n as u64);
+                let device = CudaDevice::new(gpu, config, weights, kv_blocks, vendor, &mut sent);
+                bar.finish_and_clear();
+                let mut device = device.context("cannot load the model on the GPU")?;
                 device.time_operations(timed == Timing::Alone);
                 let times = Arc::clone(&times);
                 let clocked = Clocked::Cuda(Box::new(device));

@@ -51,6 +51,7 @@ impl Decoder {
         config: Arc<ModelConfig>,
         weights: &Weights,
         kv_blocks: usize,
+        progress: &mut dyn FnMut(usize),
     ) -> Result<Self> {
         if config.head_dim > 256 || !config.head_dim.is_multiple_of(2) {
             return Err(CudaError::Unsupported(format!(
@@ -58,7 +59,7 @@ impl Decoder {
                 config.head_dim
             )));
         }
-        let loaded = Loaded::new(gpu, &config, weights)?;
+        let loaded = Loaded::new(gpu, &config, weights, progress)?;
         let bytes = config.layers.len()
             * pages::start(kv_blocks, false, 0, config.kv_heads, config.head_dim);
         let kv = gpu.alloc(bytes, "keys and values")?;

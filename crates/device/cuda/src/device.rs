@@ -3,6 +3,7 @@
 use crate::decoder::Decoder;
 use crate::gpu::Gpu;
 use crate::lane::{Lane, Work};
+use crate::weights::Loaded;
 use crate::{CudaError, OpTime};
 use device::{
     BLOCK_TOKENS, BlockId, Device, DeviceError, DeviceInfo, KernelFamily, Launch, RowResult,
@@ -30,21 +31,28 @@ pub struct CudaDevice {
 
 impl CudaDevice {
     /// Uploads a model and makes room for `kv_blocks` blocks. With `vendor`, launches of that family are allowed; where
-    /// cuBLASLt is missing they are refused with the reason, and contract launches use our own kernels alone.
+    /// cuBLASLt is missing they are refused with the reason, and contract launches use our own kernels alone. `progress` is
+    /// told of bytes as they go, [`CudaDevice::bytes`] in all.
     pub fn new(
         gpu: Arc<Gpu>,
         config: Arc<ModelConfig>,
         weights: &Weights,
         kv_blocks: usize,
         vendor: bool,
+        progress: &mut dyn FnMut(usize),
     ) -> Result<Self> {
-        let decoder = Decoder::new(&gpu, config, weights, kv_blocks)?;
+        let decoder = Decoder::new(&gpu, config, weights, kv_blocks, progress)?;
         Ok(Self {
             lanes: vec![Lane::new(Arc::clone(&gpu))?],
             decoder,
             vendor,
             gpu,
         })
+    }
+
+    /// Bytes of a model's matrices on a GPU.
+    pub fn bytes(weights: &Weights) -> usize {
+        Loaded::bytes(weights)
     }
 
     /// From now on operations are timed one by one, and nothing is recorded or runs side by side.

@@ -8,6 +8,9 @@ use numerics::hopper;
 use numerics::weight::{WeightType, widen_row};
 use rayon::prelude::*;
 
+/// Bytes copied at a time.
+const PIECE: usize = 64 << 20;
+
 type Result<T> = std::result::Result<T, CudaError>;
 
 /// A matrix `[rows][columns]` of bf16.
@@ -47,22 +50,42 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    /// Converts and uploads.
-    pub fn new(gpu: &Gpu, config: &ModelConfig, weights: &Weights) -> Result<Self> {
-        let layers = weights.layers.iter().map(|w| layer(gpu, config, w));
+    /// Converts and uploads. `progress` is told of bytes as they go, [`Loaded::bytes`] in all.
+    pub fn new(
+        gpu: &Gpu,
+        config: &ModelConfig,
+        weights: &Weights,
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<Self> {
+        let embed = matrix(gpu, &[&weights.embed], "the embedding", progress)?;
+        let layers = weights.layers.iter();
+        let layers = layers.map(|w| layer(gpu, config, w, progress));
         Ok(Self {
-            embed: matrix(gpu, &[&weights.embed], "the embedding")?,
+            embed,
             layers: layers.collect::<Result<_>>()?,
             final_norm: gpu.upload(&weights.final_norm, "a norm")?,
             head: match &weights.lm_head {
-                Some(head) => Some(matrix(gpu, &[head], "the output matrix")?),
+                Some(head) => Some(matrix(gpu, &[head], "the output matrix", progress)?),
                 None => None,
             },
         })
     }
+
+    /// Bytes of a model's matrices in device memory.
+    pub fn bytes(weights: &Weights) -> usize {
+        let layers = weights.layers.iter();
+        let matrices = layers.flat_map(|l| [&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down]);
+        let all = matrices.chain([&weights.embed]).chain(&weights.lm_head);
+        all.map(|t| 2 * t.rows * t.cols).sum()
+    }
 }
 
-fn layer(gpu: &Gpu, config: &ModelConfig, w: &LayerWeights) -> Result<Layer> {
+fn layer(
+    gpu: &Gpu,
+    config: &ModelConfig,
+    w: &LayerWeights,
+    progress: &mut dyn FnMut(usize),
+) -> Result<Layer> {
     let norm = |x: &[f32]| gpu.upload(x, "a norm");
     let optional = |x: &Option<Vec<f32>>| x.as_ref().map(|x| norm(x)).transpose();
     let (q, kv) = (
@@ -85,21 +108,36 @@ fn layer(gpu: &Gpu, config: &ModelConfig, w: &LayerWeights) -> Result<Layer> {
     };
     Ok(Layer {
         attn_norm: norm(&w.attn_norm)?,
-        qkv: matrix(gpu, &[&w.q, &w.k, &w.v], "weights of attention")?,
+        qkv: matrix(gpu, &[&w.q, &w.k, &w.v], "weights of attention", progress)?,
         qkv_bias: bias,
         q_norm: optional(&w.q_norm)?,
         k_norm: optional(&w.k_norm)?,
-        o: matrix(gpu, &[&w.o], "weights of attention")?,
+        o: matrix(gpu, &[&w.o], "weights of attention", progress)?,
         post_attn_norm: optional(&w.post_attn_norm)?,
         ffn_norm: norm(&w.ffn_norm)?,
-        gate_up: matrix(gpu, &[&w.gate, &w.up], "weights of the feed-forward part")?,
-        down: matrix(gpu, &[&w.down], "weights of the feed-forward part")?,
+        gate_up: matrix(
+            gpu,
+            &[&w.gate, &w.up],
+            "weights of the feed-forward part",
+            progress,
+        )?,
+        down: matrix(
+            gpu,
+            &[&w.down],
+            "weights of the feed-forward part",
+            progress,
+        )?,
         post_ffn_norm: optional(&w.post_ffn_norm)?,
     })
 }
 
 /// Matrices of one width, one below the other.
-fn matrix(gpu: &Gpu, parts: &[&Tensor], what: &str) -> Result<Matrix> {
+fn matrix(
+    gpu: &Gpu,
+    parts: &[&Tensor],
+    what: &str,
+    progress: &mut dyn FnMut(usize),
+) -> Result<Matrix> {
     let columns = parts.iter().map(|t| t.cols).max().unwrap_or(0);
     let rows: usize = parts.iter().map(|t| t.rows).sum();
     if parts.iter().any(|t| t.cols != columns) {
@@ -115,12 +153,16 @@ fn matrix(gpu: &Gpu, parts: &[&Tensor], what: &str) -> Result<Matrix> {
             && u32::try_from(n).is_ok()
         {
             launch::synthetic(gpu, &data, at, n, recipe)?;
+            progress(2 * n);
             at += 2 * n;
             continue;
         }
         if tensor.dtype == WeightType::Bf16 {
-            gpu.write(&data, at, tensor.bytes())?;
-            at += tensor.bytes().len();
+            for part in tensor.bytes().chunks(PIECE) {
+                gpu.write(&data, at, part)?;
+                progress(part.len());
+                at += part.len();
+            }
             continue;
         }
         // Some at a time, on all cores.
@@ -135,6 +177,7 @@ fn matrix(gpu: &Gpu, parts: &[&Tensor], what: &str) -> Result<Matrix> {
                 to.copy_from_slice(&hopper::round_row(wide));
             });
             gpu.write(&data, at, &halves)?;
+            progress(halves.len() * 2);
             at += halves.len() * 2;
             first = last;
         }

@@ -1,111 +1,109 @@
-// A row of logits: -0 becomes +0, Top-20 by (logit descending, id ascending), log-sum-exp, whether any is NaN. Three kernels,
-// PARTS blocks a row for the first two. stride: logits a row in memory; n: those that count. ids, tops: [rows][20].
-// keys: [rows][PARTS][20], sums: [rows][PARTS] and wrong: [rows][PARTS] go from one to the next.
-#include "hopper.cuh"
-#include "math.cuh"
+// Rows of logits: -0 becomes +0, Top-20 by (logit descending, id ascending), log-sum-exp, whether any is NaN; then, where
+// asked, the token after the row and single logits. stride: logits a row in memory; n: those that count; each: see row.cuh.
+// out: a row's 20 ids, 20 logits, log-sum-exp, 1 for NaN, token, its logit, single logit.
+#include "choose.cuh"
 #define TOP 20
-#define PARTS 32
-#define THREADS 256
-// Greater is earlier in the order; 0 is none.
-__device__ __forceinline__ u64 key(float x, u32 id) {
-  u32 b = __float_as_uint(x);
-  b = (b >> 31) ? ~b : b | 0x80000000u;
-  return ((u64)b << 32) | (u32)~id;
+#define WORDS (2 * TOP + 5)
+// A token of this block: greater is earlier in the order of logit and id; 0 is none.
+__device__ __forceinline__ u64 full_key(float z, int id) { return (u64)key_of(z) << 32 | (u32)~id; }
+__device__ __forceinline__ void put(int* out, int place, u64 key) {
+  out[place] = key ? (int)~(u32)key : -1;
+  out[TOP + place] = key ? __float_as_int(logit_of((u32)(key >> 32))) : 0;
 }
-__device__ __forceinline__ float logit(u64 key) {
-  u32 b = (u32)(key >> 32);
-  return __uint_as_float((b >> 31) ? b & 0x7fffffff : ~b);
-}
-__device__ __forceinline__ u64 greater(u64 a, u64 b) { return a > b ? a : b; }
-// f over all threads of the block, for every thread.
-template <class F> __device__ __forceinline__ u64 block_all(u64 v, F f, u64* part) {
-  for (int o = 16; o; o >>= 1) v = f(v, __shfl_xor_sync(~0u, v, o));
-  __syncthreads();
-  if ((threadIdx.x & 31) == 0) part[threadIdx.x >> 5] = v;
-  __syncthreads();
-  v = part[threadIdx.x & (THREADS / 32 - 1)];
-  for (int o = THREADS / 64; o; o >>= 1) v = f(v, __shfl_xor_sync(~0u, v, o));
-  return v;
-}
-// The elements of part p: [from, to).
-__device__ __forceinline__ void range(int n, int p, int& from, int& to) {
-  int each = (n + PARTS - 1) / PARTS;
-  from = min(n, p * each);
-  to = min(n, from + each);
-}
-// The first 20 of each part. Grid: (PARTS, rows).
-extern "C" __global__ void __launch_bounds__(THREADS) logits_parts(float* z, int stride, int n, u64* keys, int* wrong) {
-  __shared__ u64 part[THREADS / 32];
+// Grid: (8, rows). Dynamic shared memory: 512 each floats.
+extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THREADS, 2) logits(float* all, int stride, int n, int each,
+    const Ask* asks, const Change* changes, int* results) {
+  extern __shared__ float z[];
+  __shared__ Shared s;
   let_next_start();
+  const int t = threadIdx.x, rank = blockIdx.x, first = rank * THREADS * each, size = max(0, min(n - first, THREADS * each));
+  for (int i = 0; i < 6; i++) s.bins[i / 3][i % 3][t] = 0;
+  if (t == 0) { s.listed = 0; s.bad = 0; s.floor = 0; s.top = 0; s.bin = -1; s.cut = Cut{0, 0, 0}; }
   wait_for_previous();
-  const int t = threadIdx.x;
-  float* row = z + (size_t)blockIdx.y * stride;
-  const size_t at = (size_t)blockIdx.y * PARTS + blockIdx.x;
-  int from, to;
-  range(n, blockIdx.x, from, to);
-  u64 best = 0, bad = 0;
-  for (int i = from + t; i < to; i += THREADS) {
-    float x = row[i];
-    if (x == 0.f) row[i] = x = 0.f;
-    if (x != x) bad = 1;
-    best = greater(best, key(x, i));
+  float* row = all + (size_t)blockIdx.y * stride;
+  int* out = results + blockIdx.y * WORDS;
+  bool bad = false;
+#pragma unroll 8
+  for (int i = t; i < size; i += THREADS) {
+    float x = row[first + i];
+    if (__float_as_uint(x) == 0x80000000u) row[first + i] = x = 0.f;
+    if (x != x) bad = true;
+    z[i] = x;
   }
-  bad = block_all(bad, greater, part);
-  if (t == 0) wrong[at] = (int)bad;
-  if (bad) return;
-  for (int k = 0; k < TOP; k++) {
-    u64 first = block_all(best, greater, part);
-    if (t == 0) keys[at * TOP + k] = first;
-    if (best == first && first) {  // its owner looks for its next
-      best = 0;
-      for (int i = from + t; i < to; i += THREADS) { u64 o = key(row[i], i); if (o < first && o > best) best = o; }
+  // Warps take every 16th run of 32 ids. The 20th of the warps' firsts, as there are so many, is no later than the 20th of all;
+  // what is not behind it is little more than 20 tokens, unless many of the first share a warp.
+  u64 best = 0;
+  for (int i = t; i < size; i += THREADS) best = greater(best, full_key(z[i], first + i));
+  for (int o = 16; o; o >>= 1) best = greater(best, __shfl_xor_sync(~0u, best, o));
+  if (__syncthreads_or(bad) && t == 0) s.bad = 1;
+  if ((t & 31) == 0) s.peaks[t >> 5] = best;
+  all_blocks();
+  bad = t < BLOCKS && far32(&s.bad, t);
+  if (t < BLOCKS * WARPS) s.all[t] = far64(&s.peaks[t % WARPS], t / WARPS);
+  if (__syncthreads_or(bad)) {
+    if (rank == 0 && t == 0) out[2 * TOP + 1] = 1;
+    all_blocks();
+    return;
+  }
+  if (t < BLOCKS * WARPS) {
+    const u64 peak = s.all[t];
+    int earlier = 0;
+    for (int i = 0; i < BLOCKS * WARPS; i++) earlier += s.all[i] > peak;
+    if (earlier == 0) s.top = peak;
+    if (earlier == TOP - 1) s.floor = peak;
+  }
+  __syncthreads();
+  const float m = logit_of((u32)(s.top >> 32));
+  const u64 floor = s.floor;
+  u64 sum = 0;
+  const bool sums = m != INF && m != -INF;
+  for (int i = t; i < size; i += THREADS) {
+    const float x = z[i];
+    const u64 key = full_key(x, first + i);
+    if (key >= floor) { const u32 at = take(&s.listed); if (at < LISTED) s.list[at] = key; }
+    if (sums) sum += __float2ull_rz(exp_(x - m) * 1099511627776.f);
+  }
+  sum = block_all(sum, [](u64 a, u64 b) { return a + b; }, s);
+  if (t == 0) s.sent[0] = sum;
+  all_blocks();
+  u32 listed = 0;
+  for (int b = 0; b < BLOCKS; b++) listed += far32(&s.listed, b);
+  if (rank == 0) {
+    if (t == 0) {
+      sum = 0;
+      for (int b = 0; b < BLOCKS; b++) sum += far64(&s.sent[0], b);
+      out[2 * TOP] = __float_as_int(sums ? m + ln_(__ull2float_rn(sum) * 9.094947017729282379e-13f) : m);
+      out[2 * TOP + 1] = 0;
+    }
+    if (listed <= LISTED) {
+      collect(s);
+      for (u32 i = t; i < max(listed, (u32)TOP); i += THREADS) {
+        const u64 key = i < listed ? s.all[i] : 0;
+        u32 place = i;
+        if (key) { place = 0; for (u32 j = 0; j < listed; j++) place += s.all[j] > key; }
+        if (place < TOP) put(out, place, key);
+      }
     }
   }
-}
-// Integer sums of exp(x - m). Grid: (PARTS, rows).
-extern "C" __global__ void __launch_bounds__(THREADS) logits_sums(const float* z, int stride, int n, const u64* keys, const int* wrong, u64* sums) {
-  __shared__ u64 part[THREADS / 32];
-  let_next_start();
-  wait_for_previous();
-  const int t = threadIdx.x, r = blockIdx.y;
-  u64 top = 0, bad = 0;
-  if (t < PARTS) { top = keys[((size_t)r * PARTS + t) * TOP]; bad = wrong[r * PARTS + t]; }
-  bad = block_all(bad, greater, part);
-  if (bad) return;
-  const float m = logit(block_all(top, greater, part));
-  int from, to;
-  range(n, blockIdx.x, from, to);
-  u64 sum = 0;
-  if (m != INF && m != -INF)
-    for (int i = from + t; i < to; i += THREADS) sum += __float2ull_rz(exp_(z[(size_t)r * stride + i] - m) * 1099511627776.f);
-  sum = block_all(sum, [](u64 a, u64 b) { return a + b; }, part);
-  if (t == 0) sums[r * PARTS + blockIdx.x] = sum;
-}
-// The first 20 of all parts' and the logarithm. Grid: rows.
-extern "C" __global__ void __launch_bounds__(THREADS) logits_pick(const u64* keys, const u64* sums, const int* wrong, int* ids, float* tops, float* lse, int* nan) {
-  __shared__ u64 part[THREADS / 32];
-  let_next_start();
-  wait_for_previous();
-  const int t = threadIdx.x, r = blockIdx.x;
-  u64 bad = t < PARTS ? wrong[r * PARTS + t] : 0, sum = 0;
-  bad = block_all(bad, greater, part);
-  if (t == 0) nan[r] = (int)bad;
-  if (bad) return;
-  if (t < PARTS) sum = sums[r * PARTS + t];
-  sum = block_all(sum, [](u64 a, u64 b) { return a + b; }, part);
-  u64 mine[(PARTS * TOP + THREADS - 1) / THREADS];
-#pragma unroll
-  for (int i = 0; i < (PARTS * TOP + THREADS - 1) / THREADS; i++) mine[i] = i * THREADS + t < PARTS * TOP ? keys[(size_t)r * PARTS * TOP + i * THREADS + t] : 0;
-  float m = 0;
-  for (int k = 0; k < TOP; k++) {
-    u64 best = 0;
-#pragma unroll
-    for (int i = 0; i < (PARTS * TOP + THREADS - 1) / THREADS; i++) best = greater(best, mine[i]);
-    best = block_all(best, greater, part);
-#pragma unroll
-    for (int i = 0; i < (PARTS * TOP + THREADS - 1) / THREADS; i++) if (mine[i] == best) mine[i] = 0;
-    if (k == 0) m = logit(best);
-    if (t == 0) { ids[r * TOP + k] = best ? (int)~(u32)best : -1; tops[r * TOP + k] = best ? logit(best) : 0.f; }
+  if (listed > LISTED) {  // one by one: the first of those behind the last
+    u64 last = ~(u64)0;
+    for (int k = 0; k < TOP; k++) {
+      best = 0;
+      for (int i = t; i < size; i += THREADS) { const u64 key = full_key(z[i], first + i); if (key < last) best = greater(best, key); }
+      best = block_all(best, greater, s);
+      u64* turn = s.peaks + (k & 1);
+      if (t == 0) *turn = best;
+      all_blocks();
+      for (int b = 0; b < BLOCKS; b++) best = greater(best, far64(turn, b));
+      if (rank == 0 && t == 0) put(out, k, best);
+      last = best;
+    }
   }
-  if (t == 0) lse[r] = m == INF || m == -INF ? m : m + ln_(__ull2float_rn(sum) * 9.094947017729282379e-13f);
+  if (asks) {
+    const Ask a = asks[blockIdx.y];
+    if (rank == 0 && t == 0 && a.score >= 0) out[2 * TOP + 4] = __float_as_int(row[a.score]);
+    __syncthreads();
+    if (a.chooses) choose(s, a, changes, z, first, size, each, m, row, out + 2 * TOP + 2, (float*)out + 2 * TOP + 3);
+  }
+  all_blocks();  // shared memory is there until all have read it
 }

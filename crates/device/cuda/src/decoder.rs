@@ -5,7 +5,7 @@ use crate::cublaslt::Place;
 use crate::gated::{Gated, GatedProduct, activation_table};
 use crate::gpu::{Buffer, Gpu};
 use crate::lane::Lane;
-use crate::launch::{self, Linear};
+use crate::launch::{self, Linear, Selection};
 use crate::lists::List;
 use crate::own::Own;
 use crate::step::Step;
@@ -57,6 +57,13 @@ impl Decoder {
             return Err(CudaError::Unsupported(format!(
                 "heads of {} elements; the GPU kernels take even sizes up to 256",
                 config.head_dim
+            )));
+        }
+        if config.vocab_size > Selection::VOCAB {
+            return Err(CudaError::Unsupported(format!(
+                "a vocabulary of {}; the GPU kernels take up to {} tokens",
+                config.vocab_size,
+                Selection::VOCAB
             )));
         }
         let loaded = Loaded::new(gpu, &config, weights, progress)?;

@@ -6,6 +6,8 @@ pub static HEADERS: &[(&str, &str)] = &[
     ("k16.cuh", include_str!("../kernels/k16.cuh")),
     ("math.cuh", include_str!("../kernels/math.cuh")),
     ("hopper.cuh", include_str!("../kernels/hopper.cuh")),
+    ("row.cuh", include_str!("../kernels/row.cuh")),
+    ("choose.cuh", include_str!("../kernels/choose.cuh")),
     ("wgmma.cuh", include_str!("../kernels/wgmma.cuh")),
 ];
 
@@ -99,12 +101,12 @@ pub static UNITS: &[Unit] = &[
     unit!("norm", "norm.cu", &[], false, "norm_rows", 0),
     unit!("heads", "heads.cu", &[], false, "heads", 0),
     unit!(
-        "choose",
-        "choose.cu",
+        "logits",
+        "logits.cu",
         &[],
         true,
-        "choose",
-        crate::choose::SHARED
+        "logits",
+        crate::launch::Selection::SHARED
     ),
     Unit {
         name: "activation",
@@ -126,29 +128,6 @@ pub static UNITS: &[Unit] = &[
                 name: "activation_many",
                 entry: "activation_many",
                 dynamic: 128 << 10,
-            },
-        ],
-    },
-    Unit {
-        name: "logits",
-        source: include_str!("../kernels/logits.cu"),
-        defines: &[],
-        hot: false,
-        kernels: &[
-            Kernel {
-                name: "logits_parts",
-                entry: "logits_parts",
-                dynamic: 0,
-            },
-            Kernel {
-                name: "logits_sums",
-                entry: "logits_sums",
-                dynamic: 0,
-            },
-            Kernel {
-                name: "logits_pick",
-                entry: "logits_pick",
-                dynamic: 0,
             },
         ],
     },

@@ -2,6 +2,7 @@
 //! stream reads may be read without waiting.
 
 use crate::args::{Args, Shape};
+use crate::asks::Asks;
 use crate::gpu::{Buffer, Gpu};
 use crate::graph::Pinned;
 use crate::{Cost, CudaError, kernels};
@@ -359,18 +360,18 @@ impl Heads<'_> {
     }
 }
 
-/// Where selection's results go, and what its kernels hand on.
+/// Where selection's results go.
 pub struct Selection {
-    keys: Buffer,
-    sums: Buffer,
-    wrong: Buffer,
-    /// Ids, logits, sums, statuses; ids and logits of chosen tokens; single logits: one list after another.
+    /// `[rows][Self::WORDS]`: ids, logits, sum, status; id and logit of a chosen token; a single logit.
     results: Buffer,
     rows: usize,
 }
 
-/// Blocks a row of the first two kernels.
-const PARTS: usize = 32;
+/// Blocks a row and threads a block.
+const BLOCKS: usize = 8;
+const THREADS: usize = 512;
+/// Logits a thread at most, so that a block's share lies in shared memory; odd, as it always is.
+const MOST: usize = 103;
 
 /// A row's results.
 pub struct Picked {
@@ -385,67 +386,60 @@ pub struct Picked {
 }
 
 impl Selection {
+    /// Logits a row at most.
+    pub const VOCAB: usize = BLOCKS * THREADS * MOST;
+    /// Dynamic shared memory of its kernel at most.
+    pub const SHARED: u32 = (MOST * THREADS * 4) as u32;
+
     /// Room for at most so many rows.
     pub fn new(gpu: &Gpu, rows: usize) -> Result<Self> {
-        let room = |n: usize| gpu.alloc(rows * n, "selection");
         Ok(Self {
-            keys: room(PARTS * TOP_N * 8)?,
-            sums: room(PARTS * 8)?,
-            wrong: room(PARTS * 4)?,
-            results: room(Self::WORDS * 4)?,
+            results: gpu.alloc(rows * Self::WORDS * 4, "selection")?,
             rows,
         })
     }
 
-    /// Launches it on `[rows][stride]` f32 of which the first `vocab` of a row count; −0 becomes +0 in place.
+    /// Launches it on `[rows][stride]` f32 of which the first `vocab` of a row count; −0 becomes +0 in place. `asks`: the
+    /// step's lists, where in them, and the first row's number there.
     pub fn run(
         &self,
         gpu: &Gpu,
         z: &Buffer,
         rows: usize,
-        stride: usize,
-        vocab: usize,
+        (stride, vocab): (usize, usize),
+        asks: Option<(&Buffer, &Asks, usize)>,
     ) -> Result<()> {
         holds(z, 0, rows * stride * 4, "logits")?;
         refuse(rows <= self.rows, || {
             format!("{rows} rows selected, room for {}", self.rows)
         })?;
-        refuse(vocab <= stride, || {
-            format!("{vocab} logits in rows of {stride}")
+        refuse(vocab <= stride && vocab <= Self::VOCAB, || {
+            format!(
+                "{vocab} logits in rows of {stride}; at most {} are allowed",
+                Self::VOCAB
+            )
         })?;
-        let parts = Shape::new(PARTS, 256).by(rows);
-        let row = || {
-            Args::new()
-                .buffer(z)
-                .int(stride)
-                .int(vocab)
-                .buffer(&self.keys)
+        let each = vocab.div_ceil(BLOCKS * THREADS) | 1;
+        let args = Args::new().buffer(z).int(stride).int(vocab).int(each);
+        let args = match asks {
+            None => args.optional(None).optional(None),
+            Some((lists, asks, first)) => {
+                let at = first * Asks::BYTES;
+                refuse(at + rows * Asks::BYTES <= asks.rows.bytes, || {
+                    format!("{rows} rows asked from {first} on")
+                })?;
+                holds(lists, asks.rows.at, asks.rows.bytes, "asks")?;
+                holds(lists, asks.changes.at, asks.changes.bytes, "changes")?;
+                args.inside(lists, asks.rows.at + at)
+                    .inside(lists, asks.changes.at)
+            }
         };
-        let first = row().buffer(&self.wrong);
-        let second = row().buffer(&self.wrong).buffer(&self.sums);
-        let third = Args::new()
-            .buffer(&self.keys)
-            .buffer(&self.sums)
-            .buffer(&self.wrong)
-            .inside(&self.results, 0)
-            .inside(&self.results, rows * TOP_N * 4)
-            .inside(&self.results, rows * 2 * TOP_N * 4)
-            .inside(&self.results, rows * (2 * TOP_N + 1) * 4);
-        // SAFETY: the signatures of logits.cu; sizes checked above or made for them.
-        unsafe {
-            gpu.launch("logits_parts", parts, &first)?;
-            gpu.launch("logits_sums", parts, &second)?;
-            gpu.launch("logits_pick", Shape::new(rows, 256), &third)
-        }
-    }
-
-    /// Adds what `choose` reads and writes beside logits: statuses, and its results.
-    pub(crate) fn chosen(&self, args: Args, rows: usize) -> Args {
-        let at = |word: usize| rows * (2 * TOP_N + word) * 4;
-        args.inside(&self.results, at(1))
-            .inside(&self.results, at(2))
-            .inside(&self.results, at(3))
-            .inside(&self.results, at(4))
+        let args = args.buffer(&self.results);
+        let shape = Shape::new(BLOCKS, THREADS as u32)
+            .by(rows)
+            .shared((each * THREADS * 4) as u32);
+        // SAFETY: the signature of logits; sizes checked above. Whoever made the lists answers for their ids.
+        unsafe { gpu.launch("logits", shape, &args) }
     }
 
     /// Queues a copy of the results of so many rows.
@@ -464,22 +458,21 @@ impl Selection {
 
     /// What the results of so many rows say.
     pub fn picked(words: &[i32], rows: usize, vocab: usize) -> Vec<Picked> {
-        let (ids, rest) = words.split_at(rows * TOP_N);
-        let (tops, rest) = rest.split_at(rows * TOP_N);
-        let one = |word: usize, row: usize| rest[word * rows + row];
-        let float = |word, row| f32::from_bits(one(word, row) as u32);
-        let all = |r: usize| {
-            let row = r * TOP_N..r * TOP_N + TOP_N.min(vocab);
-            let logits = tops[row.clone()].iter().map(|&z| f32::from_bits(z as u32));
-            let pairs = ids[row].iter().map(|&id| id as u32).zip(logits);
+        let row = |words: &[i32]| {
+            let float = |at: usize| f32::from_bits(words[at] as u32);
+            let top = (0..TOP_N.min(vocab)).map(|i| (words[i] as u32, float(TOP_N + i)));
             Picked {
-                top: (one(1, r) == 0).then(|| pairs.collect()),
-                log_sum_exp: float(0, r),
-                chosen: (one(2, r) as u32, float(3, r)),
-                score: float(4, r),
+                top: (words[2 * TOP_N + 1] == 0).then(|| top.collect()),
+                log_sum_exp: float(2 * TOP_N),
+                chosen: (words[2 * TOP_N + 2] as u32, float(2 * TOP_N + 3)),
+                score: float(2 * TOP_N + 4),
             }
         };
-        (0..rows).map(all).collect()
+        words
+            .chunks_exact(Self::WORDS)
+            .take(rows)
+            .map(row)
+            .collect()
     }
 }
 

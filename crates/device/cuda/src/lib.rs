@@ -8,9 +8,10 @@
 //! [`device`](mod@device) runs whole models, and [`ops`] runs single operations for tests to compare.
 
 pub mod args;
+pub mod asks;
 pub mod attention;
 pub mod cache;
-pub mod choose;
+
 pub mod cublaslt;
 mod decoder;
 pub mod device;

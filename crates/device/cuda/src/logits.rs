@@ -1,6 +1,5 @@
 //! From the residual stream to a launch's results: final norm, output matrix, selection.
 
-use crate::choose;
 use crate::decoder::{Decoder, product};
 use crate::lane::Lane;
 use crate::launch::{self, Selection};
@@ -19,8 +18,8 @@ pub(crate) struct Group<'a> {
     /// Rows of the launch.
     pub rows: Vec<usize>,
     /// (place in `rows`, what is wanted of it).
-    pub wanted: Vec<(usize, &'a OutputRow)>,
-    /// Outputs in groups before this one.
+    wanted: Vec<(usize, &'a OutputRow)>,
+    /// Rows in groups before this one.
     before: usize,
 }
 
@@ -55,12 +54,21 @@ pub(crate) fn groups<'a>(launch: &'a Launch, starts: &[usize], rows: usize) -> V
     let mut before = 0;
     for group in &mut groups {
         group.before = before;
-        before += group.wanted.len();
+        before += group.rows.len();
     }
     groups
 }
 
-impl Group<'_> {
+impl<'a> Group<'a> {
+    /// What is wanted of each row.
+    pub fn asked(&self) -> impl Iterator<Item = Option<&'a OutputRow>> + Clone {
+        let mut rows = vec![None; self.rows.len()];
+        for &(row, output) in &self.wanted {
+            rows[row] = Some(output);
+        }
+        rows.into_iter()
+    }
+
     /// First row and how many, if they follow one another.
     pub fn consecutive(&self) -> Option<(usize, usize)> {
         let first = *self.rows.first()?;
@@ -104,17 +112,12 @@ impl Decoder {
         gpu.timed(
             "selection",
             || Cost::halves(2 * n * c.vocab_size),
-            || io.selection.run(gpu, &io.z, n, head.rows, c.vocab_size),
+            || {
+                let asks = step.asks.as_ref().map(|a| (&io.lists, a, group.before));
+                io.selection
+                    .run(gpu, &io.z, n, (head.rows, c.vocab_size), asks)
+            },
         )?;
-        if let Some(asks) = &step.asks {
-            let some = (group.before, group.wanted.len());
-            let shape = (n, head.rows, c.vocab_size);
-            gpu.timed(
-                "choice",
-                || Cost::halves(2 * some.1 * c.vocab_size),
-                || asks.run(gpu, &io.lists, some, &io.z, shape, &io.selection),
-            )?;
-        }
         io.selection.fetch(gpu, n, &io.results)
     }
 
@@ -133,15 +136,13 @@ impl Decoder {
                     ..RowResult::default()
                 });
             };
-            let chosen = (output.choose.is_some() && choose::can(vocab)).then_some(picked.chosen);
-            let logits = output.logits || (output.choose.is_some() && chosen.is_none());
             Ok(RowResult {
                 nan: false,
                 top: top.clone(),
                 log_sum_exp: picked.log_sum_exp,
                 score: output.score.map(|_| picked.score),
-                chosen,
-                logits: match logits {
+                chosen: output.choose.as_ref().map(|_| picked.chosen),
+                logits: match output.logits {
                     true => {
                         let mut all = vec![0.0; vocab];
                         lane.place.gpu.read(&io.z, row * stride * 4, &mut all)?;

@@ -1,7 +1,7 @@
 //! The operations of profile `hopper-bf16` on a GPU, one at a time, from and to host memory: what tests compare.
 
+use crate::asks::Asks;
 use crate::attention::{self, Partial, Plan};
-use crate::choose::Asks;
 use crate::gpu::{Buffer, Gpu};
 use crate::lists::Lists;
 use crate::{CudaError, gated, launch, pages};
@@ -298,12 +298,11 @@ impl<'a> CudaOps<'a> {
             })
             .collect();
         let mut lists = Lists::default();
-        let asks = Asks::new(&mut lists, outputs.iter().enumerate(), c.vocab)
-            .ok_or_else(|| CudaError::Unsupported(format!("a vocabulary of {}", c.vocab)))?;
+        let asks = Asks::new(&mut lists, outputs.iter().map(Some), c.vocab)
+            .ok_or_else(|| CudaError::Unsupported("no rows to choose from".into()))?;
         let lists = lists.upload(gpu)?;
         let out = launch::Selection::new(gpu, rows)?;
-        out.run(gpu, &z, rows, stride, c.vocab)?;
-        asks.run(gpu, &lists, (0, rows), &z, (rows, stride, c.vocab), &out)?;
+        out.run(gpu, &z, rows, (stride, c.vocab), Some((&lists, &asks, 0)))?;
         let picked = out.read(gpu, rows, c.vocab)?.into_iter();
         Ok(picked.map(|p| p.top.map(|_| p.chosen)).collect())
     }
@@ -313,7 +312,7 @@ impl<'a> CudaOps<'a> {
         let rows = c.z.len() / c.vocab;
         let (z, stride) = self.padded(&c.z, c.vocab)?;
         let out = launch::Selection::new(gpu, rows)?;
-        out.run(gpu, &z, rows, stride, c.vocab)?;
+        out.run(gpu, &z, rows, (stride, c.vocab), None)?;
         let logits: Vec<f32> = gpu.download(&z, rows * stride)?;
         let picked = out.read(gpu, rows, c.vocab)?;
         Ok(picked

@@ -1,8 +1,8 @@
 //! What a launch's kernels read beside activations, and the memory that steps share.
 
 use crate::CudaError;
+use crate::asks::Asks;
 use crate::attention::{Heads, Partial, Plan, PlanShape, Run};
-use crate::choose::Asks;
 use crate::gpu::{Buffer, Gpu};
 use crate::graph::{Graph, Pinned};
 use crate::launch::Selection;
@@ -30,7 +30,7 @@ pub(crate) struct Step {
     pub positions: List,
     pub last: usize,
     pub attention: Vec<Plan>,
-    /// What its rows of logits are asked, group by group.
+    /// What its rows of logits are asked beside the first in order, group by group.
     pub asks: Option<Asks>,
 }
 
@@ -138,8 +138,8 @@ impl Step {
 
     /// Adds what is asked of the rows of logits.
     pub fn ask(&mut self, groups: &[Group], vocab: usize) {
-        let wanted = groups.iter().flat_map(|g| g.wanted.iter().copied());
-        self.asks = Asks::new(&mut self.lists, wanted, vocab);
+        let rows = groups.iter().flat_map(Group::asked);
+        self.asks = Asks::new(&mut self.lists, rows, vocab);
     }
 
     /// The kernels of a layer's attention, plan by plan.

@@ -1,4 +1,4 @@
-//! Choosing tokens as a GPU does: kernels/choose.cu's way, step by step, with no sorting. What makes it the same token as
+//! Choosing tokens as a GPU does: kernels/choose.cuh's way, step by step, with no sorting. What makes it the same token as
 //! [`numerics::sample::sample`]'s is argued there; here it can be tested where there is no GPU.
 
 use crate::choice::Plain;
@@ -41,6 +41,7 @@ struct Row<'a> {
     z: Vec<f32>,
     max: f32,
     plain: &'a Plain,
+    listed: u64,
 }
 
 impl Row<'_> {
@@ -65,14 +66,17 @@ impl Row<'_> {
         }
     }
 
+    /// The token's y, where it can be drawn.
+    fn y(&self, z: f32) -> Option<usize> {
+        let x = self.scaled(z);
+        (x >= -23.0).then_some((x * (-22.0 * 512.0)) as usize)
+    }
+
     /// Sums by bin over the tokens that can be drawn and have one.
     fn bins(&self, bin: impl Fn(f32, usize) -> Option<usize>) -> Vec<Bin> {
         let mut bins = vec![Bin::default(); 512];
         for &z in &self.z {
-            let x = self.scaled(z);
-            if x >= -23.0
-                && let Some(at) = bin(z, (x * -22.0) as usize)
-            {
+            if let Some(at) = self.y(z).and_then(|y| bin(z, y)) {
                 bins[at].count += 1;
                 bins[at].weight += self.weight(z);
             }
@@ -80,18 +84,51 @@ impl Row<'_> {
         bins
     }
 
-    /// The cut in `coarse` bin `first` at which the running sum, of weights or of counts, reaches `target`; `above` is what
+    /// The cut in coarse bin `first` at which the running sum, of weights or of counts, reaches `target`; `above` is what
     /// comes before that bin and becomes what comes before the cut's key.
     fn inside(&self, first: usize, weights: bool, target: u64, above: &mut Bin) -> Cut {
+        let before = |above: &Bin| if weights { above.weight } else { above.count };
+        let fine = self.bins(|_, y| (y / 512 == first).then_some(y % 512));
+        let at = reach(&fine, weights, target - before(above), above).unwrap_or(0);
+        let all = first * 512 + at;
+        if fine[at].count <= self.listed {
+            let list: Vec<f32> = self
+                .z
+                .iter()
+                .copied()
+                .filter(|&z| self.y(z) == Some(all))
+                .collect();
+            for &z in &list {
+                let mut here = *above;
+                let mut equal = 0;
+                for &other in &list {
+                    if key_of(other) > key_of(z) {
+                        here.count += 1;
+                        here.weight += self.weight(other);
+                    }
+                    equal += u64::from(key_of(other) == key_of(z));
+                }
+                let each = if weights { self.weight(z) } else { 1 };
+                let from = before(&here);
+                if from < target && target <= from + equal * each {
+                    *above = here;
+                    let ties = (target - from).div_ceil(each);
+                    return Cut {
+                        key: key_of(z),
+                        ties,
+                    };
+                }
+            }
+            return Cut { key: 0, ties: 0 };
+        }
         let mut key = 0u32;
         for shift in [24, 16, 8, 0] {
-            let fine = self.bins(|z, coarse| {
+            let fine = self.bins(|z, y| {
                 let of = key_of(z);
                 let same = u64::from(of ^ key) >> (shift + 8) == 0;
-                (same && coarse == first).then_some(255 - (of >> shift & 255) as usize)
+                (same && y == all).then_some(255 - (of >> shift & 255) as usize)
             });
-            let before = if weights { above.weight } else { above.count };
-            let digit = reach(&fine, weights, target - before, above);
+            let digit = reach(&fine, weights, target - before(above), above);
             key |= (255 - digit.unwrap_or(0) as u32) << shift;
         }
         let one = self.weight(logit_of(key)).max(1);
@@ -105,7 +142,7 @@ impl Row<'_> {
     fn cut(&self) -> Cut {
         let mut cut = Cut { key: 0, ties: 0 };
         let (top_k, top_p) = (self.plain.top_k, self.plain.top_p);
-        let coarse = self.bins(|_, coarse| Some(coarse));
+        let coarse = self.bins(|_, y| Some(y / 512));
         let mut total: u64 = coarse.iter().map(|b| b.weight).sum();
         let mut above = Bin::default();
         if top_k > 0
@@ -144,8 +181,9 @@ fn reach(bins: &[Bin], weights: bool, target: u64, above: &mut Bin) -> Option<us
     None
 }
 
-/// The token chosen from logits without a NaN, of which a thread holds `each`; `None` where there are none.
-pub fn choose(logits: &[f32], plain: &Plain, each: usize) -> Option<u32> {
+/// The token chosen from logits without a NaN, of which a thread holds `each`, where at most `listed` tokens are compared one
+/// by one; `None` where there are none.
+pub fn choose(logits: &[f32], plain: &Plain, each: usize, listed: u64) -> Option<u32> {
     let mut z = logits.to_vec();
     plain.change(&mut z);
     let largest = z.iter().map(|&z| key_of(z)).max()?;
@@ -153,6 +191,7 @@ pub fn choose(logits: &[f32], plain: &Plain, each: usize) -> Option<u32> {
         z,
         max: logit_of(largest),
         plain,
+        listed,
     };
     let cut = row.cut();
     let tied = if cut.key == 0 {

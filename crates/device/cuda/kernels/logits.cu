@@ -2,7 +2,7 @@
 // asked, the token after the row and single logits. stride: logits a row in memory; n: those that count; each: see row.cuh.
 // out: a row's 20 ids, 20 logits, log-sum-exp, 1 for NaN, token, its logit, single logit.
 #include "choose.cuh"
-#define TOP 20
+#define TOP FIRST
 #define WORDS (2 * TOP + 5)
 // A token of this block: greater is earlier in the order of logit and id; 0 is none.
 __device__ __forceinline__ u64 full_key(float z, int id) { return (u64)key_of(z) << 32 | (u32)~id; }
@@ -18,6 +18,7 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THRE
   let_next_start();
   const int t = threadIdx.x, rank = blockIdx.x, first = rank * THREADS * each, size = max(0, min(n - first, THREADS * each));
   for (int i = 0; i < 6; i++) s.bins[i / 3][i % 3][t] = 0;
+  if (t < TOP) s.firsts[t] = 0;
   if (t == 0) { s.listed = 0; s.bad = 0; s.floor = 0; s.top = 0; s.bin = -1; s.cut = Cut{0, 0, 0}; }
   wait_for_previous();
   float* row = all + (size_t)blockIdx.y * stride;
@@ -30,25 +31,31 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THRE
     if (x != x) bad = true;
     z[i] = x;
   }
-  // Warps take every 16th run of 32 ids. The 20th of the warps' firsts, as there are so many, is no later than the 20th of all;
-  // what is not behind it is little more than 20 tokens, unless many of the first share a warp.
+  // Eight threads share runs of 8 ids. The 20th of such groups' firsts, as there are so many, is no earlier than the 20th of
+  // all tokens; what is not behind it is little more than 20 tokens, unless many of the first share a group.
   u64 best = 0;
   for (int i = t; i < size; i += THREADS) best = greater(best, full_key(z[i], first + i));
-  for (int o = 16; o; o >>= 1) best = greater(best, __shfl_xor_sync(~0u, best, o));
+  for (int o = 4; o; o >>= 1) best = greater(best, __shfl_xor_sync(~0u, best, o));
+  if ((t & 7) == 0) s.peaks[t >> 3] = best;
   if (__syncthreads_or(bad) && t == 0) s.bad = 1;
-  if ((t & 31) == 0) s.peaks[t >> 5] = best;
+  if (t < THREADS / 8) {
+    const u64 peak = s.peaks[t];
+    int earlier = 0;
+    for (int i = 0; i < THREADS / 8; i++) earlier += s.peaks[i] > peak;
+    if (peak && earlier < TOP) s.firsts[earlier] = peak;
+  }
   all_blocks();
   bad = t < BLOCKS && far32(&s.bad, t);
-  if (t < BLOCKS * WARPS) s.all[t] = far64(&s.peaks[t % WARPS], t / WARPS);
+  if (t < BLOCKS * TOP) s.all[t] = far64(&s.firsts[t % TOP], t / TOP);
   if (__syncthreads_or(bad)) {
     if (rank == 0 && t == 0) out[2 * TOP + 1] = 1;
     all_blocks();
     return;
   }
-  if (t < BLOCKS * WARPS) {
+  if (t < BLOCKS * TOP) {
     const u64 peak = s.all[t];
     int earlier = 0;
-    for (int i = 0; i < BLOCKS * WARPS; i++) earlier += s.all[i] > peak;
+    for (int i = 0; i < BLOCKS * TOP; i++) earlier += s.all[i] > peak;
     if (earlier == 0) s.top = peak;
     if (earlier == TOP - 1) s.floor = peak;
   }

@@ -8,6 +8,7 @@
 #define THREADS 512
 #define WARPS (THREADS / 32)
 #define BINS 512
+#define FIRST 20
 #define LISTED 256  // tokens in a list at most
 
 // Greater is earlier in the order; no logit's is 0.
@@ -48,7 +49,7 @@ struct Shared {
   u32 bins[2][3][BINS];
   u64 part[2][WARPS];
   u64 sent[4];
-  u64 peaks[2 * WARPS];
+  u64 peaks[THREADS / 8], firsts[FIRST];
   u64 list[LISTED], all[LISTED], weights[LISTED];
   u64 floor, top;
   Level found;

@@ -131,3 +131,101 @@ extern "C" __global__ void __launch_bounds__(128) heads(const bf* qkv, bf* qo, u
   if (fast) wide(in, ws, qw || kw, w != 0, cs, out, keep, place, hkv, d, lanes, eps);
   else if (keep) any(in, w, c, s, out, place, hkv, d, eps, x[threadIdx.x >> 5]);
 }
+// Sixteen elements of a head: eight, and those half a head behind.
+struct Sixteen { uint4 a, b; };
+__device__ __forceinline__ Sixteen sixteen(const bf* at, int d) { return {*(const uint4*)at, *(const uint4*)(at + d / 2)}; }
+__device__ __forceinline__ void widened(const uint4& v, float (&x)[8]) {
+  const u32 w[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+  for (int e = 0; e < 4; e++) { x[e * 2] = f32((bf)w[e]); x[e * 2 + 1] = f32((bf)(w[e] >> 16)); }
+}
+__device__ __forceinline__ bool finite(const uint4& v) {
+  const u32 w[4] = {v.x, v.y, v.z, v.w};
+  bool all = true;
+#pragma unroll
+  for (int e = 0; e < 4; e++) all = all && finite((bf)w[e]) && finite((bf)(w[e] >> 16));
+  return all;
+}
+__device__ __forceinline__ void into(u8* page, int token, int i, int d, const Sixteen& v) {
+  *(uint4*)(page + in_page(token, i)) = v.a;
+  *(uint4*)(page + in_page(token, i + d / 2)) = v.b;
+}
+// Elements from i on and from i + d / 2 on, normed where there is a w, and turned.
+__device__ __forceinline__ Sixteen turned(const Sixteen& in, const float* w, bool norms, const float (&c)[8], const float (&s)[8], int i, int d, int lanes, float eps) {
+  float x[8], y[8];
+  widened(in.a, x);
+  widened(in.b, y);
+  if (norms) {  // some head of the warp has one
+    float a = 0, b = 0;
+#pragma unroll
+    for (int e = 0; e < 8; e++) { a = fmaf(x[e], x[e], a); b = fmaf(y[e], y[e], b); }
+    a = a + b;  // the tree's first step; both lanes of a pair get the same sum
+    for (int o = lanes / 2; o; o >>= 1) a = a + __shfl_xor_sync(~0u, a, o);
+    const float r = __fdiv_rn(1.f, __fsqrt_rn(__fdiv_rn(a, (float)d) + eps));
+    if (w) {
+#pragma unroll
+      for (int k = 0; k < 8; k += 4) {
+        const float4 f = *(const float4*)(w + i + k), g = *(const float4*)(w + d / 2 + i + k);
+        const float fs[4] = {f.x, f.y, f.z, f.w}, gs[4] = {g.x, g.y, g.z, g.w};
+#pragma unroll
+        for (int e = 0; e < 4; e++) { x[k + e] = (x[k + e] * r) * fs[e]; y[k + e] = (y[k + e] * r) * gs[e]; }
+      }
+    }
+  }
+  u32 lo[4], hi[4];
+#pragma unroll
+  for (int e = 0; e < 4; e++) {
+    const int f = e * 2, g = f + 1;
+    lo[e] = pack(fmaf(x[f], c[f], -(y[f] * s[f])), fmaf(x[g], c[g], -(y[g] * s[g])));
+    hi[e] = pack(fmaf(y[f], c[f], x[f] * s[f]), fmaf(y[g], c[g], x[g] * s[g]));
+  }
+  return {make_uint4(lo[0], lo[1], lo[2], lo[3]), make_uint4(hi[0], hi[1], hi[2], hi[3])};
+}
+// The same as `heads` for many tokens, d = 16, 32, ... 256: of d / 16 lanes a head each owns both elements of its pairs, and has
+// two heads under way. Grid: tokens; threads: a multiple of 32, at most 256.
+extern "C" __global__ void __launch_bounds__(256, 3) heads_many(const bf* qkv, bf* qo, u8* pool, const int* slot, const int* clear,
+    const int* position, const float* cosines, const float* sines, const float* qw, const float* kw, int hq, int hkv, int d, int lanes, float eps) {
+  const int group = threadIdx.x / lanes, i = (threadIdx.x & (lanes - 1)) * 8, groups = blockDim.x / lanes, t = blockIdx.x, all = hq + hkv;
+  const int at = slot[t];
+  const float *cp = cosines + (size_t)position[t] * (d / 2) + i, *sp = sines + (size_t)position[t] * (d / 2) + i;
+  float c[8], s[8];
+#pragma unroll
+  for (int k = 0; k < 8; k += 4) { *(float4*)(c + k) = *(const float4*)(cp + k); *(float4*)(s + k) = *(const float4*)(sp + k); }
+  const u32 own = ((1u << lanes) - 1) << (threadIdx.x & 31 & ~(lanes - 1));
+  wait_for_previous();
+  let_next_start();  // not before: see above
+  const bf* in = qkv + (size_t)t * (hq + 2 * hkv) * d + i;
+  for (int first = 0; first < all; first += groups * 2) {
+    Sixteen y[2], value[2];
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+      const int h = min(first + n * groups + group, all - 1);
+      y[n] = sixteen(in + h * d, d);
+      value[n] = {};
+      if (h >= hq) value[n] = sixteen(in + (h + hkv) * d, d);
+    }
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+      const int h = first + n * groups + group;
+      const bool query = h < hq;
+      y[n] = turned(y[n], query ? qw : kw, qw || kw, c, s, i, d, lanes, eps);
+      if (query) {
+        bf* out = qo + ((size_t)t * hq + h) * d + i;
+        *(uint4*)out = y[n].a;
+        *(uint4*)(out + d / 2) = y[n].b;
+      }
+      if (__all_sync(~0u, query)) continue;
+      const u32 bad = __ballot_sync(~0u, !(finite(y[n].a) && finite(y[n].b) && finite(value[n].a) && finite(value[n].b)));
+      if (query || h >= all || at < 0) continue;
+      if (bad & own) {
+        const u32 nan = 0x7fff7fffu;
+        y[n].a = y[n].b = make_uint4(nan, nan, nan, nan);
+        value[n] = {};
+      }
+      u8 *k = pool + ((size_t)(at >> 6) * 2 * hkv + (h - hq)) * PAGE(d), *v = k + (size_t)hkv * PAGE(d);
+      into(k, at & 63, i, d, y[n]);
+      into(v, at & 63, i, d, value[n]);
+      for (int e = (at & 63) + 1; e <= (at & 63) + clear[t]; e++) { into(k, e, i, d, {}); into(v, e, i, d, {}); }
+    }
+  }
+}

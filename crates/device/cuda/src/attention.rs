@@ -199,7 +199,7 @@ impl Plan {
                 position[run.row + i] = (run.start + i) as i32;
             }
         }
-        let items = items(heads.dim, runs);
+        let items = items(prefill_unit(heads).1, runs);
         let decode = match runs.iter().all(|r| r.count == 1) {
             true => Some(Decode::new(lists, heads, table, most, runs, split)),
             false => None,
@@ -269,10 +269,18 @@ impl Plan {
     }
 }
 
-/// Blocks of `attention_prefill`: aligned positions, those of them that are queries, row of the first, sequence. The
-/// longest last: blocks take the list from its end.
-fn items(dim: usize, runs: &[Run]) -> Vec<[i32; 5]> {
-    let span = if dim == 256 { 64 } else { 128 };
+/// What a unit of `attention_prefill` is made of: query heads of one KV head, and positions.
+fn prefill_unit(heads: Heads) -> (usize, usize) {
+    match (heads.dim, heads.query / heads.kv % 2) {
+        (256, _) => (1, 64),
+        (_, 0) => (2, 64),
+        _ => (1, 128),
+    }
+}
+
+/// Queries for `attention_prefill`: aligned positions, those of them that are queries, row of the first, sequence. The
+/// longest last: the list is taken from its end.
+fn items(span: usize, runs: &[Run]) -> Vec<[i32; 5]> {
     let mut items = Vec::new();
     for run in runs {
         let mut from = run.start;
@@ -400,13 +408,18 @@ impl Attention<'_> {
         }
         if kernel.starts_with("attention_prefill") || kernel.starts_with("attention_whole") {
             let threads = if dim == 256 { 256 } else { 384 };
-            let shape = Shape::new(query, threads).by(plan.prefill.0).shared(shared);
+            let (items, list) = plan.prefill;
+            let (at_once, _) = prefill_unit(plan.heads);
+            let blocks = (items * query / at_once).min(gpu.multiprocessors());
+            let shape = Shape::new(blocks, threads).shared(shared);
             let args = args
-                .inside(lists, plan.prefill.1.at)
+                .inside(lists, list.at)
+                .int(items)
                 .inside(lists, plan.table.at)
                 .int(plan.most)
                 .int(query)
                 .int(kv)
+                .int(at_once)
                 .float(self.scale)
                 .int(self.window.unwrap_or(0));
             // SAFETY: the signature of attention_prefill; the caller answers for the blocks.
@@ -470,11 +483,11 @@ mod tests {
 
     #[test]
     fn items_cover_every_query_once_and_are_aligned() {
-        for dim in [64, 256] {
-            let items = items(dim, &RUNS);
+        for span in [64, 128] {
+            let items = items(span, &RUNS);
             let mut rows = Vec::new();
             for [base, from, to, row, _] in items.iter().copied() {
-                let span = if dim == 256 { 64 } else { 128 };
+                let span = span as i32;
                 assert!(base % span == 0 && base <= from && from < to && to <= base + span);
                 rows.extend(row..row + to - from);
             }

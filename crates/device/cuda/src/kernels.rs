@@ -99,7 +99,6 @@ pub static UNITS: &[Unit] = &[
     unit!("add_bias", "add_bias.cu", &[], false, "add_bias", 0),
     unit!("embed", "embed.cu", &[], false, "embed", 0),
     unit!("norm", "norm.cu", &[], false, "norm_rows", 0),
-    unit!("heads", "heads.cu", &[], false, "heads", 0),
     unit!(
         "logits",
         "logits.cu",
@@ -108,6 +107,24 @@ pub static UNITS: &[Unit] = &[
         "logits",
         crate::launch::Selection::SHARED
     ),
+    Unit {
+        name: "heads",
+        source: include_str!("../kernels/heads.cu"),
+        defines: &[],
+        hot: true,
+        kernels: &[
+            Kernel {
+                name: "heads",
+                entry: "heads",
+                dynamic: 0,
+            },
+            Kernel {
+                name: "heads_many",
+                entry: "heads_many",
+                dynamic: 0,
+            },
+        ],
+    },
     Unit {
         name: "activation",
         source: include_str!("../kernels/activation.cu"),

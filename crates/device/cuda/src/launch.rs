@@ -316,8 +316,26 @@ pub struct Heads<'a> {
 }
 
 impl Heads<'_> {
-    /// Launches it. Slots and positions must lie in the pool and the tables.
+    /// The kernels that can do it.
+    pub fn kernels(head_dim: usize) -> Vec<&'static str> {
+        match head_dim.is_power_of_two() && (16..=256).contains(&head_dim) {
+            true => vec!["heads", "heads_many"],
+            false => vec!["heads"],
+        }
+    }
+
+    /// Launches it on the fastest kernel. Slots and positions must lie in the pool and the tables.
     pub fn run(&self, gpu: &Gpu) -> Result<()> {
+        let all = Self::kernels(self.head_dim);
+        let best = match self.tokens {
+            256.. => all.last(),
+            _ => all.first(),
+        };
+        self.run_on(gpu, best.copied().unwrap_or("heads"))
+    }
+
+    /// Launches it on one of [`Heads::kernels`].
+    pub fn run_on(&self, gpu: &Gpu, kernel: &'static str) -> Result<()> {
         let (t, d) = (self.tokens, self.head_dim);
         refuse(d <= 256 && d.is_multiple_of(2), || {
             format!("heads of {d}; even and at most 256 are allowed")
@@ -332,7 +350,13 @@ impl Heads<'_> {
         for list in [self.slots, self.clear, self.positions] {
             holds(list, 0, t * 4, "a list of tokens")?;
         }
+        refuse(Self::kernels(d).contains(&kernel), || {
+            format!("{kernel} cannot do heads of {d}")
+        })?;
+        let units = self.heads + self.kv_heads;
+        let many = kernel == "heads_many";
         let lanes = match d.is_multiple_of(16) {
+            true if many => d / 16,
             true => (d / 8).next_power_of_two(),
             false => 32,
         };
@@ -352,11 +376,17 @@ impl Heads<'_> {
             .int(d)
             .int(lanes)
             .float(self.eps);
-        // SAFETY: the signature of heads; the caller answers for slots and positions.
-        unsafe {
-            let blocks = ((self.heads + self.kv_heads) * lanes).div_ceil(128);
-            gpu.launch("heads", Shape::new(blocks, 128).by(t), &args)
-        }
+        let shape = match many {
+            // Two heads a lane. Of thousands of tokens in small blocks, which take turns at waiting for memory.
+            true => {
+                let most = if t < 2048 { 256 } else { 64 };
+                let threads = (units.div_ceil(2) * lanes).next_multiple_of(32);
+                Shape::new(t, threads.min(most) as u32)
+            }
+            false => Shape::new((units * lanes).div_ceil(128), 128).by(t),
+        };
+        // SAFETY: the signature of both; the caller answers for slots and positions.
+        unsafe { gpu.launch(kernel, shape, &args) }
     }
 }
 

@@ -113,7 +113,8 @@ impl<'a> CudaOps<'a> {
         Ok((gpu.download(&h, n)?, gpu.download(&y, n)?))
     }
 
-    fn turned(&self, c: &Heads) -> Result<Turned> {
+    /// q, then k, then v.
+    fn turned(&self, c: &Heads, kernel: &'static str) -> Result<Vec<bf16>> {
         let gpu = self.gpu;
         let d = c.head_dim;
         let tokens = c.qkv.len() / ((c.heads + 2 * c.kv_heads) * d);
@@ -153,7 +154,7 @@ impl<'a> CudaOps<'a> {
             head_dim: d,
             eps: c.eps,
         };
-        job.run(gpu)?;
+        job.run_on(gpu, kernel)?;
         let pool: Vec<u8> = gpu.download(&pool, pool_bytes)?;
         let (mut k, mut v) = (Vec::new(), Vec::new());
         for t in 0..tokens {
@@ -172,11 +173,8 @@ impl<'a> CudaOps<'a> {
                 }
             }
         }
-        Ok(Turned {
-            q: gpu.download(&q, tokens * c.heads * d)?,
-            k,
-            v,
-        })
+        let q = gpu.download(&q, tokens * c.heads * d)?;
+        Ok([q, k, v].concat())
     }
 
     fn one_gated_product(&self, c: &GatedProduct, kernel: &'static str) -> Result<Vec<bf16>> {
@@ -327,6 +325,14 @@ impl<'a> CudaOps<'a> {
     }
 }
 
+/// Its bits; one NaN is as good as another.
+fn canonical(y: bf16) -> u32 {
+    match y.is_nan() {
+        true => 0x7fff,
+        false => u32::from(y.to_bits()),
+    }
+}
+
 fn heads(c: &Attention) -> attention::Heads {
     attention::Heads {
         query: c.heads,
@@ -392,18 +398,22 @@ impl HopperOps for CudaOps<'_> {
         text(self.normed(c))
     }
     fn heads(&mut self, c: &Heads) -> std::result::Result<Turned, String> {
-        text(self.turned(c))
+        let kernels = match self.plain {
+            true => vec!["heads"],
+            false => launch::Heads::kernels(c.head_dim),
+        };
+        let mut q = same(kernels, |kernel| self.turned(c, kernel), canonical)?;
+        let parts = c.heads + 2 * c.kv_heads;
+        let mut k = q.split_off(q.len() / parts * c.heads);
+        let v = k.split_off(k.len() / 2);
+        Ok(Turned { q, k, v })
     }
     fn gated(&mut self, c: &Gated) -> std::result::Result<Vec<bf16>, String> {
         let kernels = match self.plain {
             true => vec!["activation"],
             false => gated::Gated::kernels(c.width),
         };
-        let bits = |y: bf16| match y.is_nan() {
-            true => 0x7fff,
-            false => u32::from(y.to_bits()),
-        };
-        same(kernels, |kernel| self.activated(c, kernel), bits)
+        same(kernels, |kernel| self.activated(c, kernel), canonical)
     }
     fn gated_product(&mut self, c: &GatedProduct) -> std::result::Result<Vec<bf16>, String> {
         let kernels = gated::GatedProduct::kernels(c.product.tokens, c.product.width);

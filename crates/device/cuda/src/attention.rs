@@ -498,6 +498,20 @@ mod tests {
     }
 
     #[test]
+    fn units_of_many_queries_hold_whole_pairs_of_heads() {
+        for (query, dim, want) in [
+            (8, 128, (2, 64)),
+            (8, 64, (2, 64)),
+            (8, 256, (1, 64)),
+            (6, 128, (1, 128)),
+            (2, 64, (1, 128)),
+        ] {
+            let heads = Heads { query, kv: 2, dim };
+            assert_eq!(prefill_unit(heads), want, "{heads:?}");
+        }
+    }
+
+    #[test]
     fn units_hold_the_pages_of_their_chunk() {
         let heads = Heads {
             query: 4,

@@ -3,7 +3,7 @@
 use crate::Outcome;
 use crate::args::{Global, SelftestArgs};
 use crate::goldens::{self, Answered};
-use crate::output;
+use crate::{output, progress};
 use anyhow::{Context, Result, bail};
 use device::cpu::{self, CpuOptions, Isa};
 use device::hopper_cases::{self, EmulationOps, HopperOps, ScalarOps, digest};
@@ -12,9 +12,13 @@ use device_cuda::{CudaDevice, CudaOps, Gpu, disturb};
 use model::{ModelConfig, Weights};
 use numerics::Profile;
 use numerics::weight::WeightType;
+use rayon::prelude::*;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use std::time::Instant;
+
+/// Cases whose inputs and reference are made at a time, on all cores.
+const AT_ONCE: usize = 32;
 
 /// How one case ended.
 struct Ended {
@@ -70,20 +74,27 @@ pub fn run(global: &Global, args: &SelftestArgs) -> Result<Outcome> {
     list.extend(hopper_cases::choices());
     list.extend(hopper_cases::gated_products());
     list.extend(sweep);
-    for named in &list {
-        if args
-            .filter
-            .as_ref()
-            .is_some_and(|f| !named.name.contains(f.as_str()))
-        {
-            continue;
+    let asked = |n: &&hopper_cases::Named| {
+        let filter = args.filter.as_deref();
+        filter.is_none_or(|f| n.name.contains(f))
+    };
+    let list: Vec<&hopper_cases::Named> = list.iter().filter(asked).collect();
+    let bar = progress::bar(global, list.len() as u64);
+    for some in list.chunks(AT_ONCE) {
+        let made: Vec<Made> = some
+            .par_iter()
+            .map(|named| Made::new(named, u64::from(args.steps) * 1_000_000))
+            .collect();
+        for (named, made) in some.iter().zip(made) {
+            let result = one(&named.name, made, &mut executors);
+            for wrong in &result.wrong {
+                bar.suspend(|| output::note(&format!("{}: {wrong}", result.name)));
+            }
+            ended.push(result);
+            bar.inc(1);
         }
-        let result = one(named, &mut executors, u64::from(args.steps) * 1_000_000);
-        for wrong in &result.wrong {
-            output::note(&format!("{}: {wrong}", result.name));
-        }
-        ended.push(result);
     }
+    bar.finish_and_clear();
     let beside = match &gpu {
         Some(gpu)
             if args
@@ -324,21 +335,30 @@ fn models(gpu: &Arc<Gpu>, sweep: bool) -> Result<(), String> {
     conformance::launch_sizes(&mut factory, Profile::HopperBf16, WeightType::Bf16, &sizes)
 }
 
-/// All executors and, where affordable, the reference must give the same bits.
-fn one(
-    named: &hopper_cases::Named,
-    executors: &mut [(&str, Box<dyn HopperOps + '_>)],
-    steps: u64,
-) -> Ended {
-    let case = named.case();
+/// A case's inputs and, where affordable, the scalar reference's results.
+struct Made {
+    case: hopper_cases::Case,
+    reference: Option<Result<Vec<u32>, String>>,
+}
+
+impl Made {
+    fn new(named: &hopper_cases::Named, steps: u64) -> Self {
+        let case = named.case();
+        let reference = (case.steps() <= steps).then(|| case.run(&mut ScalarOps));
+        Self { case, reference }
+    }
+}
+
+/// All executors and the reference must give the same bits.
+fn one(name: &str, made: Made, executors: &mut [(&str, Box<dyn HopperOps + '_>)]) -> Ended {
+    let Made { case, reference } = made;
     let mut wrong = Vec::new();
     let mut results: Vec<(&str, Vec<u32>)> = Vec::new();
-    let compared = case.steps() <= steps;
-    if compared {
-        match case.run(&mut ScalarOps) {
-            Ok(bits) => results.push(("scalar reference", bits)),
-            Err(error) => wrong.push(format!("scalar reference: {error}")),
-        }
+    let compared = reference.is_some();
+    match reference {
+        Some(Ok(bits)) => results.push(("scalar reference", bits)),
+        Some(Err(error)) => wrong.push(format!("scalar reference: {error}")),
+        None => {}
     }
     for (what, ops) in executors {
         match case.run(&mut **ops) {
@@ -361,7 +381,7 @@ fn one(
         }
     }
     Ended {
-        name: named.name.clone(),
+        name: name.to_owned(),
         digest: results.last().map(|(_, bits)| digest(bits)),
         compared,
         wrong,

@@ -20,8 +20,8 @@ use std::time::Instant;
 /// One run of one cell.
 struct Run {
     first_tokens_ms: f64,
-    decode_step_ms: f64,
-    decode_host_ms: f64,
+    decode_step_ms: Option<f64>,
+    decode_host_ms: Option<f64>,
     total_ms: f64,
     device_ms: f64,
     prefill: Vec<OpTime>,
@@ -44,12 +44,12 @@ struct Cell {
     first_tokens_ms: f64,
     /// Prompt tokens of all sequences over that time.
     prefill_tokens_per_s: f64,
-    /// Steps in which every sequence decodes and nothing else runs.
-    decode_step_ms: f64,
+    /// Steps in which every sequence decodes and nothing else runs, if any came.
+    decode_step_ms: Option<f64>,
     /// Of such a step, what the device's call does not take: choosing tokens, planning, and so on.
-    decode_host_ms: f64,
+    decode_host_ms: Option<f64>,
     /// Sequences over that time.
-    decode_tokens_per_s: f64,
+    decode_tokens_per_s: Option<f64>,
     /// From submission to the last token.
     total_ms: f64,
     /// Generated tokens over that time.
@@ -72,7 +72,7 @@ struct Ratio {
     sequences: usize,
     prompt_tokens: Prompts,
     first_tokens: f64,
-    decode_step: f64,
+    decode_step: Option<f64>,
     total: f64,
 }
 
@@ -282,14 +282,18 @@ fn run_once(
     }
     Ok(Run {
         first_tokens_ms,
-        decode_step_ms: median(&mut decode),
-        decode_host_ms: median(&mut decode_host),
+        decode_step_ms: median_if_any(decode),
+        decode_host_ms: median_if_any(decode_host),
         total_ms: start.elapsed().as_secs_f64() * 1e3,
         device_ms,
         prefill,
         decode: session.take_times(),
         decode_steps,
     })
+}
+
+fn median_if_any(mut values: Vec<f64>) -> Option<f64> {
+    (!values.is_empty()).then(|| median(&mut values))
 }
 
 /// Each operation's share of the time of all runs.
@@ -308,8 +312,10 @@ impl Cell {
         let (sequences, new) = (case.sequences, case.new);
         let prompt_tokens: usize = case.prompts.first(sequences).sum();
         let of = |get: fn(&Run) -> f64| median(&mut runs.iter().map(get).collect::<Vec<f64>>());
+        let of_any =
+            |get: fn(&Run) -> Option<f64>| median_if_any(runs.iter().filter_map(get).collect());
         let first_tokens_ms = of(|r| r.first_tokens_ms);
-        let decode_step_ms = of(|r| r.decode_step_ms);
+        let decode_step_ms = of_any(|r| r.decode_step_ms);
         let total_ms = of(|r| r.total_ms);
         let rate = |tokens: usize, ms: f64| {
             if ms > 0.0 {
@@ -328,8 +334,8 @@ impl Cell {
             decode_step_floor_ms: floors.map(|f| f.decode_step_ms(case)),
             prefill_tokens_per_s: rate(prompt_tokens, first_tokens_ms),
             decode_step_ms,
-            decode_host_ms: of(|r| r.decode_host_ms),
-            decode_tokens_per_s: rate(sequences, decode_step_ms),
+            decode_host_ms: of_any(|r| r.decode_host_ms),
+            decode_tokens_per_s: decode_step_ms.map(|ms| rate(sequences, ms)),
             total_ms,
             tokens_per_s: rate(sequences * new, total_ms),
             device_share: of(|r| r.device_ms / r.total_ms.max(1e-9)),
@@ -353,7 +359,10 @@ fn ratios(cells: &[Cell]) -> Vec<Ratio> {
             sequences: ours.sequences,
             prompt_tokens: ours.prompt_tokens.clone(),
             first_tokens: ours.first_tokens_ms / none.first_tokens_ms,
-            decode_step: ours.decode_step_ms / none.decode_step_ms,
+            decode_step: ours
+                .decode_step_ms
+                .zip(none.decode_step_ms)
+                .map(|(a, b)| a / b),
             total: ours.total_ms / none.total_ms,
         })
     };
@@ -380,26 +389,21 @@ fn text(cells: &[Cell], ratios: &[Ratio], peak: Option<u64>) -> String {
         .to_vec(),
     ];
     // A step in which every sequence decodes may never have come.
-    let step = |ms: f64| match ms.is_finite() {
-        true => format!("{ms:.2} ms"),
-        false => "-".into(),
+    let or_dash = |x: Option<f64>, digits: usize, unit: &str| {
+        x.map_or("-".into(), |x| format!("{x:.digits$}{unit}"))
     };
-    let floor = |ms: Option<f64>| ms.map_or("-".into(), |ms| format!("{ms:.2}"));
     for c in cells {
         rows.push(vec![
             c.protection.into(),
             c.sequences.to_string(),
             c.prompt_tokens.to_string(),
             format!("{:.1} ms", c.first_tokens_ms),
-            floor(c.first_tokens_floor_ms),
+            or_dash(c.first_tokens_floor_ms, 2, ""),
             format!("{:.0}", c.prefill_tokens_per_s),
-            step(c.decode_step_ms),
-            floor(c.decode_step_floor_ms),
-            match c.decode_host_ms.is_finite() {
-                true => format!("{:.3}", c.decode_host_ms),
-                false => "-".into(),
-            },
-            format!("{:.1}", c.decode_tokens_per_s),
+            or_dash(c.decode_step_ms, 2, " ms"),
+            or_dash(c.decode_step_floor_ms, 2, ""),
+            or_dash(c.decode_host_ms, 3, ""),
+            or_dash(c.decode_tokens_per_s, 1, ""),
             format!("{:.2} s", c.total_ms / 1e3),
             format!("{:.1} %", 100.0 * c.device_share),
         ]);
@@ -437,7 +441,7 @@ fn text(cells: &[Cell], ratios: &[Ratio], peak: Option<u64>) -> String {
                 r.sequences.to_string(),
                 r.prompt_tokens.to_string(),
                 format!("{:.2}", r.first_tokens),
-                format!("{:.2}", r.decode_step),
+                or_dash(r.decode_step, 2, ""),
                 format!("{:.2}", r.total),
             ]);
         }

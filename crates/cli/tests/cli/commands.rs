@@ -204,6 +204,37 @@ fn bench_measures_every_cell() {
 }
 
 #[test]
+fn bench_says_when_no_step_was_measured() {
+    // The first sequence ends before the second has its first token.
+    let args = [
+        "bench",
+        "--model",
+        TINY,
+        "--sequences",
+        "2",
+        "--prompt-tokens",
+        "5,1900",
+    ];
+    let args = [&args[..], &["--max-tokens", "2", "--repeats", "1"]].concat();
+    let report = json(&[&args[..], &["--json"]].concat());
+    for cell in report["cells"].as_array().expect("cells") {
+        assert!(cell["first_tokens_ms"].as_f64() > Some(0.0), "{cell}");
+        for key in ["decode_step_ms", "decode_host_ms", "decode_tokens_per_s"] {
+            assert!(cell[key].is_null(), "{key}: {cell}");
+        }
+    }
+    assert!(report["ratios"][0]["decode_step"].is_null(), "{report}");
+    let ran = run(&args);
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    let row = ran.out.lines().find(|l| l.starts_with("invariant"));
+    assert!(
+        row.is_some_and(|r| r.contains(" - ") && !r.contains("0.00 ms")),
+        "{}",
+        ran.out
+    );
+}
+
+#[test]
 fn bench_takes_prompts_of_several_lengths() {
     let sizes = ["--prompt-tokens", "70,3,130", "--max-tokens", "3"];
     let base = ["bench", "--model", TINY, "--repeats", "1", "--json"];

@@ -274,6 +274,10 @@ pub struct ServeArgs {
     /// Protections that requests may ask for; locked ones are certified first, which takes time [default: all]
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub protections: Vec<ProtectionArg>,
+    /// How long a start may certify, small geometries first; requests of those left out are refused until a later start
+    /// or `inspect --certify` has certified them
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
+    pub certify_time: u32,
     /// Run a request whose protection cannot be kept, and say so in its reply, instead of refusing it
     #[arg(long)]
     pub allow_downgrade: bool,

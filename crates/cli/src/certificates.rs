@@ -6,10 +6,12 @@ use crate::progress;
 use crate::session::Session;
 use anyhow::{Context, Result, bail};
 use engine::certify::{Certificate, CertifyError};
+use engine::protections::{Planner, Work};
 use engine::{EngineConfig, Protection};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// A certificate and what it holds for.
 #[derive(Serialize, Deserialize)]
@@ -101,28 +103,58 @@ impl<'a> Certificates<'a> {
     }
 }
 
-/// Makes or finds the certificate of every rung of those of `protections` that are locked.
+/// Makes or finds the certificates of the rungs of those of `protections` that are locked, small rungs first. Those that
+/// would have to be made are left out where that would end after `limit`; how many, comes second.
 pub fn all_rungs(
     global: &Global,
     session: &Session,
     protections: &[Protection],
-) -> Result<Vec<Certificate>> {
+    limit: Option<Duration>,
+) -> Result<(Vec<Certificate>, usize)> {
     let planners = engine::protections::all(&session.facts(), session.host().locked());
-    let rungs: Vec<(Protection, usize)> = planners
+    // By the rows of their first launch, which is what they cost.
+    let rows = |planner: &dyn Planner, prompt: usize| -> usize {
+        let work = Work {
+            rows: prompt,
+            length: prompt,
+            prompt,
+        };
+        planner.plan(&[work]).iter().map(|g| g.rows).sum()
+    };
+    let mut rungs: Vec<(Protection, usize, usize)> = planners
         .iter()
         .filter(|(p, _)| protections.contains(p))
-        .flat_map(|(p, planner)| planner.rungs().into_iter().map(|prompt| (*p, prompt)))
+        .flat_map(|(p, planner)| {
+            let rungs = planner.rungs().into_iter();
+            rungs.map(|prompt| (*p, prompt, rows(&**planner, prompt)))
+        })
         .collect();
+    rungs.sort_by_key(|&(_, _, rows)| rows);
     let mut certificates = Certificates::new(session);
     let bar = progress::bar(global, rungs.len() as u64);
-    let mut found = Vec::new();
-    for (protection, prompt) in rungs {
+    let (mut found, mut left) = (Vec::new(), 0);
+    let start = Instant::now();
+    // Of each protection the last one made: its rows, and the time it took.
+    let mut made: HashMap<Protection, (usize, Duration)> = HashMap::new();
+    for (protection, prompt, rows) in rungs {
         bar.set_message(protection.name());
-        found.extend(certificates.find(protection, prompt)?);
         bar.inc(1);
+        if !certificates.must_be_made(protection, prompt) {
+            found.extend(certificates.find(protection, prompt)?);
+            continue;
+        }
+        let longer = |&(less, took): &(usize, Duration)| took.mul_f64(rows as f64 / less as f64);
+        let expected = made.get(&protection).map_or(Duration::ZERO, longer);
+        let begun = Instant::now();
+        if limit.is_some_and(|limit| begun + expected >= start + limit) {
+            left += 1;
+            continue;
+        }
+        found.extend(certificates.find(protection, prompt)?);
+        made.insert(protection, (rows.max(1), begun.elapsed()));
     }
     bar.finish_and_clear();
-    Ok(found)
+    Ok((found, left))
 }
 
 fn make(session: &Session, protection: Protection, prompt: usize) -> Result<Option<Certificate>> {

@@ -7,6 +7,7 @@ use crate::output::{self, bytes, count};
 use crate::session::{KvNeed, Opened, Session};
 use crate::settings::Settings;
 use anyhow::{Result, bail};
+use device::DeviceName;
 use engine::Protection;
 use engine::certify::Certificate;
 use numerics::Profile;
@@ -39,14 +40,15 @@ pub fn run(global: &Global, args: &InspectArgs) -> Result<Outcome> {
         return Ok(Outcome::Done);
     }
     let session = if args.certify {
-        if settings.profile() != Profile::IeeeF32 {
+        let cpu = settings.device()? == DeviceName::Cpu;
+        if cpu && settings.profile() != Profile::IeeeF32 {
             bail!(
                 "--certify: the locked protections need vendor kernels, which profile {} does not have here",
                 settings.profile().name()
             );
         }
         let session = opened.start(&Protection::ALL, KvNeed::Settings)?;
-        certificates::all_rungs(global, &session, &engine::Protection::ALL)?;
+        certificates::all_rungs(global, &session, &engine::Protection::ALL, None)?;
         session
     } else {
         // One block of KV is enough to ask the device what it is.

@@ -37,8 +37,16 @@ pub fn run(global: &Global, args: &ServeArgs) -> Result<Outcome> {
         .tokenizer()
         .map(|t| Grammars::beginning(Arc::clone(t)));
     let session = opened.start(&protections, KvNeed::Settings)?;
-    say_what_takes_long(&session, &protections);
-    let certificates = certificates::all_rungs(global, &session, &protections)?;
+    say_what_takes_long(&session, &protections, args.certify_time);
+    let limit = Duration::from_secs(args.certify_time.into());
+    let (certificates, left) =
+        certificates::all_rungs(global, &session, &protections, Some(limit))?;
+    if left > 0 {
+        tracing::warn!(
+            "{left} geometries of locked protections are not certified yet, and requests of theirs are refused; \
+             `blocklock inspect --certify` with the same settings certifies all, or a start with a longer --certify-time"
+        );
+    }
     let config = EngineConfig {
         max_waiting: args.max_queue as usize,
         ..settings.engine()
@@ -64,7 +72,7 @@ pub fn run(global: &Global, args: &ServeArgs) -> Result<Outcome> {
 }
 
 /// Says how many certificates have to be made before it is ready.
-fn say_what_takes_long(session: &Session, protections: &[Protection]) {
+fn say_what_takes_long(session: &Session, protections: &[Protection], seconds: u32) {
     let known = Certificates::new(session);
     let planners = engine::protections::all(&session.facts(), session.host().locked());
     let served = planners.iter().filter(|(p, _)| protections.contains(p));
@@ -72,7 +80,7 @@ fn say_what_takes_long(session: &Session, protections: &[Protection]) {
     let missing = rungs.filter(|&(p, r)| known.must_be_made(p, r)).count();
     if missing > 0 {
         tracing::info!(
-            "{missing} geometries of locked protections are certified first and kept for later starts, which takes long on a CPU; \
+            "{missing} geometries of locked protections are certified first, as far as {seconds} s reach, and kept for later starts; \
              shorter ladders in the configuration are quicker, and --protections none,invariant needs none"
         );
     }
@@ -216,7 +224,9 @@ fn promises(session: &Session, certificates: Vec<Certificate>) -> Box<server::Pr
                     Some(_) => (true, format!("certified on this device: {certified_as}")),
                     None => (
                         false,
-                        format!("{certified_as} has no certificate on this device"),
+                        format!(
+                            "{certified_as} has no certificate on this device yet (`blocklock inspect --certify` makes one)"
+                        ),
                     ),
                 },
             };

@@ -242,6 +242,37 @@ fn text_is_the_default_and_quiet_keeps_to_warnings() {
 }
 
 #[test]
+fn what_a_start_has_no_time_to_certify_is_refused_until_it_is() {
+    let folder = folder();
+    let ladder = "rows = 2\nrow_widths = [16, 32]\ndecode_rows = 4\n";
+    let config = file(&folder, "c.toml", ladder);
+    let body = json!({"prompt": [1, 2, 3], "max_tokens": 2, "protection": "rows"});
+    for (seconds, left, status) in [("0", 2, 400), ("60", 0, 200), ("0", 0, 200)] {
+        let log = std::fs::File::create(folder.path().join("log")).expect("a file");
+        let mut command = blocklock(&["serve", "--listen", "127.0.0.1:0", "--model", TINY]);
+        command
+            .args(["--config", &config, "--protections", "none,rows"])
+            .args(["--protection", "none", "--certify-time", seconds])
+            .env("BLOCKLOCK_CACHE", folder.path())
+            .env("BLOCKLOCK_LOG", "info")
+            .stderr(Stdio::from(log));
+        let server = Serving::starting(&mut command);
+        server.wait_until("it is ready", || server.get("/health").status == 200);
+        let reply = server.post("/v1/completions", &body);
+        assert_eq!(reply.status, status, "{seconds}: {}", reply.body);
+        assert_eq!(
+            reply.body.contains("inspect --certify"),
+            left > 0,
+            "{}",
+            reply.body
+        );
+        let said = std::fs::read_to_string(folder.path().join("log")).expect("UTF-8");
+        let says = said.contains("2 geometries of locked protections are not certified yet");
+        assert_eq!(says, left > 0, "{said}");
+    }
+}
+
+#[test]
 fn a_start_that_has_to_certify_says_so() {
     let folder = folder();
     let ladder = "rows = 2\nrow_widths = [16, 32]\ndecode_rows = 4\n";

@@ -1,7 +1,7 @@
 // Products for few tokens: up to 8 NT, by chains on mma.sync. y = x . W^T + bias; W: [n][k], x: [m][k], k a multiple of 8.
 // A block takes R rows of W at a time; one thread streams W and x by tensor maps (boxes of 64 columns, 128-byte swizzle)
 // through a ring that never stops between tiles. What lies past n, k or m arrives as +0 and changes no bit.
-// Grid: at most n / R, 32 WN + 32 threads; 1024 + NS SB + 16 NS bytes of dynamic shared memory. bf16 to yb, or f32 to yf where given.
+// Grid: at most as many blocks as tiles, 32 WN + 32 threads; 1024 + NS SB + 16 NS bytes of dynamic shared memory. bf16 to yb, or f32 to yf where given.
 #include "hopper.cuh"
 #include "math.cuh"
 #ifndef NT

@@ -99,8 +99,8 @@ impl CudaDevice {
             return 1;
         }
         (2..=most)
-            .take_while(|&n| independent(&launches[..n]))
-            .last()
+            .rev()
+            .find(|&n| independent(&launches[..n]))
             .unwrap_or(1)
     }
 

@@ -4,12 +4,11 @@
 //! algorithm is kept and used for that geometry from then on. Each queue's products have a workspace of their own, and
 //! reductions never go through atomics or in place.
 //!
-//! Contract launches of many tokens use it too, where it is proven to give the chain's bits on this very machine: an
-//! algorithm that does not split K, from a list measured to be chains, compared with our own kernel on adversarial data
-//! before the first use of a geometry. Token counts are rounded up to few geometries; the rows added are nobody's.
+//! Contract launches of many tokens use it too, where that is proven and fast: [`chains`](crate::chains).
 
+use crate::chains::Way;
 use crate::gpu::{Buffer, Gpu};
-use crate::launch::{self, Linear};
+use crate::launch::Linear;
 use crate::{CudaError, library};
 use libloading::os::unix::{Library, RTLD_NOW};
 use std::cell::RefCell;
@@ -42,7 +41,7 @@ const REDUCTION: c_int = 3;
 /// Algorithms every measured run of which was the chain, where K is not split (docs/evidence).
 const CHAINS: [i32; 6] = [66, 21, 23, 24, 41, 42];
 /// Candidates looked at for one of them.
-const CANDIDATES: usize = 8;
+pub(crate) const CANDIDATES: usize = 8;
 /// Through a workspace, in f32 or in the output's type; bit 0 would be in place.
 const ALLOWED_REDUCTIONS: u32 = 2 | 4;
 
@@ -106,22 +105,24 @@ struct Functions {
 
 /// A geometry of a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Shape {
-    tokens: usize,
-    outputs: usize,
-    width: usize,
-    wide: bool,
+pub(crate) struct Shape {
+    pub tokens: usize,
+    pub outputs: usize,
+    pub width: usize,
+    pub wide: bool,
     /// It must give the contract's bits.
-    chain: bool,
+    pub chain: bool,
 }
 
 /// What is kept for a geometry.
-struct Plan {
+pub(crate) struct Plan {
     desc: Handle,
     w: Handle,
     x: Handle,
     y: Handle,
     found: Found,
+    /// Its place in the heuristic's list.
+    pub candidate: usize,
 }
 
 /// The library and the algorithms in use.
@@ -129,9 +130,10 @@ pub struct CublasLt {
     functions: Functions,
     handle: Handle,
     /// Where proofs run.
-    proofs: Place,
+    pub(crate) proofs: Place,
+    plans: RefCell<HashMap<Shape, Plan>>,
     /// `None`: nothing is proven to do it.
-    plans: RefCell<HashMap<Shape, Option<Plan>>>,
+    pub(crate) chains: RefCell<HashMap<Shape, Option<Way>>>,
     version: usize,
 }
 
@@ -224,6 +226,7 @@ impl CublasLt {
             handle,
             proofs,
             plans: RefCell::default(),
+            chains: RefCell::default(),
             version,
         })
     }
@@ -241,38 +244,12 @@ impl CublasLt {
         let mut plans = self.plans.borrow_mut();
         let plan = match plans.entry(shape) {
             Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(new) => new.insert(Some(self.plan(shape, 0)?)),
+            Entry::Vacant(new) => new.insert(self.plan(shape, 0)?),
         };
-        match plan {
-            Some(plan) => self.run(place, plan, job),
-            None => Err(CudaError::Unsupported("no plan for a product".into())),
-        }
+        self.run(place, plan, job)
     }
 
-    /// The same with the chain's bits. `false`: not done, since nothing is proven for this geometry or there is no room for
-    /// the rows added.
-    pub fn chain(&self, place: &Place, job: &Linear) -> Result<bool> {
-        let tokens = rounded(job.tokens);
-        let element = if job.wide { 4 } else { 2 };
-        let fits = tokens * job.width * 2 <= job.x.bytes()
-            && tokens * job.outputs * element <= job.y.bytes();
-        if job.bias.is_some() || !job.width.is_multiple_of(8) || !fits {
-            return Ok(false);
-        }
-        job.check()?;
-        let shape = Shape::new(job, tokens, true);
-        let mut plans = self.plans.borrow_mut();
-        let plan = match plans.entry(shape) {
-            Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(new) => new.insert(self.proven(shape)?),
-        };
-        match plan {
-            Some(plan) => self.run(place, plan, job).map(|()| true),
-            None => Ok(false),
-        }
-    }
-
-    fn run(&self, place: &Place, plan: &Plan, job: &Linear) -> Result<()> {
+    pub(crate) fn run(&self, place: &Place, plan: &Plan, job: &Linear) -> Result<()> {
         let (one, zero) = (1f32, 0f32);
         let address = |b: &Buffer| b.address() as *mut c_void;
         let y = address(job.y);
@@ -302,63 +279,9 @@ impl CublasLt {
         done(status, "cublasLtMatmul")
     }
 
-    /// The first candidate that gives our own kernel's bits on adversarial data, if any does.
-    fn proven(&self, shape: Shape) -> Result<Option<Plan>> {
-        let (gpu, t, n, k) = (&self.proofs.gpu, shape.tokens, shape.outputs, shape.width);
-        let element = if shape.wide { 4 } else { 2 };
-        let room = |bytes| gpu.alloc(bytes, "the proof of a product");
-        let buffers = (|| {
-            Ok::<_, CudaError>([
-                room(t * k * 2)?,
-                room(n * k * 2)?,
-                room(t * n * element)?,
-                room(t * n * element)?,
-            ])
-        })();
-        let [x, w, want, got] = match buffers {
-            Ok(buffers) => buffers,
-            Err(CudaError::OutOfMemory { .. }) => {
-                tracing::warn!(
-                    "no memory to prove a product of {t} x {n} x {k}; our own kernel does it"
-                );
-                return Ok(None);
-            }
-            Err(other) => return Err(other),
-        };
-        launch::adverse(gpu, &x, t * k, k, 1)?;
-        launch::adverse(gpu, &w, n * k, k, 2)?;
-        let mut job = Linear {
-            x: &x,
-            w: &w,
-            bias: None,
-            y: &want,
-            wide: shape.wide,
-            tokens: t,
-            outputs: n,
-            width: k,
-        };
-        job.run(gpu, job.best(gpu.multiprocessors()))?;
-        job.y = &got;
-        for candidate in 0..CANDIDATES {
-            let Ok(plan) = self.plan(shape, candidate) else {
-                break; // there are no more
-            };
-            if self.is_chain(&plan.found)? {
-                gpu.fill(&got, 0, got.bytes(), 0xff)?;
-                self.run(&self.proofs, &plan, &job)?;
-                if launch::same(gpu, &want, &got, t * n * element)? {
-                    return Ok(Some(plan));
-                }
-                tracing::warn!(
-                    "cuBLASLt's candidate {candidate} for {t} x {n} x {k} is no chain; not used"
-                );
-            }
-            self.destroy(&plan);
-        }
-        Ok(None)
-    }
-
-    fn is_chain(&self, found: &Found) -> Result<bool> {
+    /// Whether a plan's algorithm is one of those measured to be chains, and splits nothing.
+    pub(crate) fn is_chain(&self, plan: &Plan) -> Result<bool> {
+        let found = &plan.found;
         let get = |name| {
             let (mut value, mut size) = (0i32, 0usize);
             // SAFETY: the attributes asked for are four bytes wide.
@@ -370,7 +293,7 @@ impl CublasLt {
         Ok(CHAINS.contains(&get(ALGORITHM)?) && get(SPLIT_K)? == 1 && get(REDUCTION)? == 0)
     }
 
-    fn destroy(&self, plan: &Plan) {
+    pub(crate) fn destroy(&self, plan: &Plan) {
         let f = &self.functions;
         // SAFETY: made by us and used no more; the library keeps nothing of them once a product is queued.
         unsafe {
@@ -382,7 +305,7 @@ impl CublasLt {
     }
 
     /// The heuristic's candidate of this number. Column-major, as the library sees it: yᵀ `[outputs × tokens]` = Wᵀᵀ · xᵀ.
-    fn plan(&self, shape: Shape, candidate: usize) -> Result<Plan> {
+    pub(crate) fn plan(&self, shape: Shape, candidate: usize) -> Result<Plan> {
         let f = &self.functions;
         let (n, t, k) = (
             shape.outputs as u64,
@@ -401,6 +324,7 @@ impl CublasLt {
             x: layout(BF16, k, t)?,
             y: layout(if shape.wide { F32 } else { BF16 }, n, t)?,
             found: Found::default(),
+            candidate,
         };
         let mut preference = null_mut();
         let mut found = [Found::default(); CANDIDATES];
@@ -451,8 +375,13 @@ impl CublasLt {
 impl Drop for CublasLt {
     fn drop(&mut self) {
         let _ = self.proofs.gpu.synchronize();
-        for plan in self.plans.borrow().values().flatten() {
+        for plan in self.plans.borrow().values() {
             self.destroy(plan);
+        }
+        for way in self.chains.borrow().values().flatten() {
+            if let Way::Library(plan) = way {
+                self.destroy(plan);
+            }
         }
         // SAFETY: made by us, nothing runs.
         unsafe { (self.functions.destroy)(self.handle) };
@@ -460,7 +389,7 @@ impl Drop for CublasLt {
 }
 
 impl Shape {
-    fn new(job: &Linear, tokens: usize, chain: bool) -> Self {
+    pub fn new(job: &Linear, tokens: usize, chain: bool) -> Self {
         Self {
             tokens,
             outputs: job.outputs,
@@ -468,16 +397,6 @@ impl Shape {
             wide: job.wide,
             chain,
         }
-    }
-}
-
-/// The token count whose geometry serves this one: at most an eighth more above 512, no more than the next power of two, and
-/// none at which the library's unsplit products were found slow.
-fn rounded(tokens: usize) -> usize {
-    match tokens {
-        0..=256 => tokens.next_multiple_of(128),
-        257..=1024 => tokens.next_multiple_of(64),
-        _ => tokens.next_multiple_of(128),
     }
 }
 
@@ -494,21 +413,6 @@ fn done(status: c_int, what: &str) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn rounded_counts_are_few_and_fit_the_next_power_of_two() {
-        let mut seen = std::collections::HashSet::new();
-        for tokens in 65..=8192usize {
-            let r = rounded(tokens);
-            assert!(
-                tokens <= r && r <= tokens.next_power_of_two(),
-                "{tokens}: {r}"
-            );
-            assert!(tokens <= 512 || r - tokens <= tokens / 8, "{tokens}: {r}");
-            seen.insert(r);
-        }
-        assert!(seen.len() < 75, "{}", seen.len());
-    }
 
     #[test]
     fn where_it_is_missing_one_line_says_so() {

@@ -19,8 +19,8 @@ use std::sync::Arc;
 
 type Result<T> = std::result::Result<T, CudaError>;
 
-/// Tokens above which the vendor's products, where proven to be chains, are faster than our own.
-const MANY: usize = 64;
+/// Tokens above which the vendor's products, where proven to be chains, may be faster than our own.
+const MANY: usize = 32;
 
 /// A model with its keys and values in a GPU's memory.
 pub(crate) struct Decoder {

@@ -40,6 +40,9 @@ const FEW: [Few; 9] = [
     few("linear_mma_32_32", 32, 32),
 ];
 
+/// Kernels for many tokens.
+pub(crate) const MANY: [&str; 3] = ["linear_wg_64", "linear_wg_128", "linear_wg_256"];
+
 pub(crate) fn refuse(ok: bool, what: impl FnOnce() -> String) -> Result<()> {
     if ok {
         Ok(())
@@ -99,7 +102,7 @@ impl Linear<'_> {
         }
         let few = FEW.iter().filter(|f| tokens <= f.tokens);
         let mut all: Vec<_> = few.map(|f| f.name).collect();
-        let mut wide = ["linear_wg_64", "linear_wg_128", "linear_wg_256"];
+        let mut wide = MANY;
         if tokens > 128 {
             wide.reverse();
         } else if tokens > 64 {

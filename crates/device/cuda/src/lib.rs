@@ -11,7 +11,7 @@ pub mod args;
 pub mod asks;
 pub mod attention;
 pub mod cache;
-
+mod chains;
 pub mod cublaslt;
 mod decoder;
 pub mod device;

@@ -129,6 +129,25 @@ impl Gpu {
         Ok(all)
     }
 
+    /// How long on the device what is queued takes, launched behind what was queued before.
+    pub(crate) fn seconds(
+        &self,
+        queue: impl FnOnce() -> Result<(), CudaError>,
+    ) -> Result<f64, CudaError> {
+        let start = self.event()?;
+        let queued = queue();
+        let end = self.event()?;
+        self.synchronize()?;
+        let fail = |e: DriverError| self.error("cannot time an operation", e);
+        // SAFETY: both were recorded on our stream, which has come to its end.
+        let ms = unsafe { result::event::elapsed(start, end) }.map_err(fail)?;
+        for event in [start, end] {
+            // SAFETY: made by us, and used no more.
+            unsafe { result::event::destroy(event) }.map_err(fail)?;
+        }
+        queued.map(|()| f64::from(ms) / 1e3)
+    }
+
     fn event(&self) -> Result<sys::CUevent, CudaError> {
         self.bind()?;
         let fail = |e: DriverError| self.error("cannot time an operation", e);

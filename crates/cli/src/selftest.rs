@@ -15,7 +15,7 @@ use numerics::weight::WeightType;
 use rayon::prelude::*;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Cases whose inputs and reference are made at a time, on all cores.
 const AT_ONCE: usize = 32;
@@ -95,6 +95,8 @@ pub fn run(global: &Global, args: &SelftestArgs) -> Result<Outcome> {
         }
     }
     bar.finish_and_clear();
+    let mut stages = Stages::new(start, opened);
+    stages.end("cases");
     let beside = match &gpu {
         Some(gpu)
             if args
@@ -106,7 +108,9 @@ pub fn run(global: &Global, args: &SelftestArgs) -> Result<Outcome> {
         }
         _ => None,
     };
+    stages.end("beside copies");
     let asked = Asked::run(args, gpu.as_ref())?;
+    stages.end("answers");
     if ended.is_empty() && beside.is_none() && asked.answered.is_empty() {
         bail!(
             "--filter '{}': no case has this in its name",
@@ -118,6 +122,7 @@ pub fn run(global: &Global, args: &SelftestArgs) -> Result<Outcome> {
         Some(gpu) if args.filter.is_none() => Some(models(gpu, args.sweep)),
         _ => None,
     };
+    stages.end("models");
     if let Some(Err(error)) = &models {
         output::note(&format!("whole models: {error}"));
     }
@@ -155,7 +160,7 @@ pub fn run(global: &Global, args: &SelftestArgs) -> Result<Outcome> {
             "device": name.to_string(), "facts": facts, "executors": executors.iter().map(|e| e.0).collect::<Vec<_>>(),
             "run": ended.len(), "compared_with_reference": compared, "wrong": wrong,
             "models": match &models { None => Value::Null, Some(Ok(())) => "equal".into(), Some(Err(e)) => e.as_str().into() },
-            "beside_copies": beside.as_ref().map(Beside::json), "answers": asked.json(), "open_seconds": opened.as_secs_f64(), "seconds": seconds, "cases": cases,
+            "beside_copies": beside.as_ref().map(Beside::json), "answers": asked.json(), "stage_seconds": stages.json(), "seconds": seconds, "cases": cases,
         }))?;
     } else {
         let what: Vec<&str> = executors.iter().map(|e| e.0).collect();
@@ -179,6 +184,35 @@ pub fn run(global: &Global, args: &SelftestArgs) -> Result<Outcome> {
             false => Outcome::Differs,
         },
     )
+}
+
+/// How long each part took, in order.
+struct Stages {
+    last: Instant,
+    seconds: Map<String, Value>,
+}
+
+impl Stages {
+    fn new(start: Instant, opened: Duration) -> Self {
+        let mut seconds = Map::new();
+        seconds.insert("open".into(), opened.as_secs_f64().into());
+        Self {
+            last: start + opened,
+            seconds,
+        }
+    }
+
+    fn end(&mut self, stage: &str) {
+        let now = Instant::now();
+        let took = (now - self.last).as_secs_f64();
+        self.seconds.insert(stage.into(), took.into());
+        tracing::debug!("{stage}: {took:.1} s");
+        self.last = now;
+    }
+
+    fn json(self) -> Value {
+        self.seconds.into()
+    }
 }
 
 /// What came of kernels beside copies that take what bandwidth there is.
@@ -322,17 +356,19 @@ fn emulations<'a>() -> Vec<(&'static str, Box<dyn HopperOps + 'a>)> {
 
 /// Random models and schedules of the conformance suite, the device against the scalar reference.
 fn models(gpu: &Arc<Gpu>, sweep: bool) -> Result<(), String> {
-    let mut factory = |config: Arc<ModelConfig>, weights: &Weights, blocks: usize| {
-        device(Some(gpu), config, weights, blocks)
+    // Each in a queue of its own, since several run at once.
+    let factory = |config: Arc<ModelConfig>, weights: &Weights, blocks: usize| {
+        let queue = Arc::new(gpu.beside().map_err(|e| e.to_string())?);
+        device(Some(&queue), config, weights, blocks)
     };
-    conformance::models(&mut factory, Profile::HopperBf16, 1)?;
+    conformance::models(&factory, Profile::HopperBf16, 1)?;
     let few = vec![1, 2, 7, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129];
     let sizes = if sweep {
         hopper_cases::token_counts()
     } else {
         few
     };
-    conformance::launch_sizes(&mut factory, Profile::HopperBf16, WeightType::Bf16, &sizes)
+    conformance::launch_sizes(&factory, Profile::HopperBf16, WeightType::Bf16, &sizes)
 }
 
 /// A case's inputs and, where affordable, the scalar reference's results.

@@ -14,11 +14,12 @@ use crate::{
 use model::{ModelConfig, Weights};
 use numerics::Profile;
 use numerics::sample::sample;
+use rayon::prelude::*;
 use std::sync::Arc;
 
-/// Makes the device under test for a model with a pool of so many KV blocks.
+/// Makes the device under test for a model with a pool of so many KV blocks; several may be in use at once.
 pub type Factory<'a> =
-    dyn FnMut(Arc<ModelConfig>, &Weights, usize) -> Result<Box<dyn Device>, String> + 'a;
+    dyn Fn(Arc<ModelConfig>, &Weights, usize) -> Result<Box<dyn Device>, String> + Sync + 'a;
 
 /// Blocks in the pools of the random schedules.
 const POOL: usize = 40;
@@ -87,12 +88,7 @@ struct Sequence {
 }
 
 /// One random model and schedule. `Err` says what differed.
-pub fn schedule(
-    factory: &mut Factory,
-    profile: Profile,
-    spec: &Spec,
-    seed: u64,
-) -> Result<(), String> {
+pub fn schedule(factory: &Factory, profile: Profile, spec: &Spec, seed: u64) -> Result<(), String> {
     let mut rng = Rng(seed);
     let (config, weights) = build(&mut rng, spec);
     let weights = Arc::new(weights);
@@ -209,24 +205,28 @@ fn choose(plan: &StepPlan, out: &mut StepOutput) -> Result<(), String> {
     Ok(())
 }
 
-/// Models with every head size, group size and format in turn, `rounds` schedules each format.
-pub fn models(factory: &mut Factory, profile: Profile, rounds: u64) -> Result<(), String> {
+/// Models with every head size, group size and format in turn, `rounds` schedules each format; on all cores.
+pub fn models(factory: &Factory, profile: Profile, rounds: u64) -> Result<(), String> {
     let mut rng = Rng(42);
+    let mut all = Vec::new();
     for round in 0..rounds {
         for (i, linear) in WEIGHT_TYPES.into_iter().enumerate() {
             let at = round as usize * WEIGHT_TYPES.len() + i;
             let d = [16, 64, 128, 256, 32][at % 5];
             let group = [1, 2, 3, 4, 7, 8][at % 6];
-            let spec = random_spec(&mut rng, d, group, linear);
-            schedule(factory, profile, &spec, 1000 * round + i as u64)?;
+            all.push((
+                random_spec(&mut rng, d, group, linear),
+                1000 * round + i as u64,
+            ));
         }
     }
-    Ok(())
+    let each = all.par_iter().with_max_len(1);
+    each.try_for_each(|(spec, seed)| schedule(factory, profile, spec, *seed))
 }
 
 /// Every launch size in `sizes`: so many sequences prefilled with one token, then all decoded together.
 pub fn launch_sizes(
-    factory: &mut Factory,
+    factory: &Factory,
     profile: Profile,
     linear: numerics::weight::WeightType,
     sizes: &[usize],

@@ -160,6 +160,13 @@ impl Partial {
         })
     }
 
+    /// The same, full of NaN, for tests: what was left by another kernel is no result of this one.
+    pub fn poisoned(gpu: &Gpu, size: PartialSize) -> Result<Self> {
+        let new = Self::new(gpu, size)?;
+        gpu.fill(&new.results, 0, new.results.bytes(), 0xff)?;
+        Ok(new)
+    }
+
     /// What there is room for.
     pub fn size(&self) -> PartialSize {
         (self.results.bytes(), self.counters.bytes() / 4)

@@ -131,6 +131,7 @@ impl Gpu {
 
     /// Another queue of the same GPU: its work runs beside this one's.
     pub fn beside(&self) -> Result<Self, CudaError> {
+        self.bind()?;
         let stream =
             Stream::new(&self.card.context).map_err(|e| self.error("cannot create a stream", e))?;
         Ok(Self {

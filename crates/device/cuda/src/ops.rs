@@ -210,64 +210,15 @@ impl<'a> CudaOps<'a> {
         gpu.download(job.y, n)
     }
 
-    fn one_attention(&self, c: &Attention, kernel: &'static str) -> Result<Vec<bf16>> {
-        let gpu = self.gpu;
-        let d = c.head_dim;
-        let counts: Vec<usize> = c
-            .sequences
-            .iter()
-            .map(|(k, _)| (k.len() / (c.kv_heads * d)).div_ceil(pages::TOKENS))
-            .collect();
-        let most = counts.iter().copied().max().unwrap_or(0) + 2;
-        let blocks = counts.iter().sum::<usize>() + 5;
-        // Pages in descending order; what no token occupies is NaN, but for the rest of a last page.
-        let mut free = (0..blocks).rev();
-        let mut pool = vec![POISON; pages::start(blocks, false, 0, c.kv_heads, d)];
-        let mut table = vec![-1i32; most * c.sequences.len()];
-        for (s, (k, v)) in c.sequences.iter().enumerate() {
-            let length = k.len() / (c.kv_heads * d);
-            for page in 0..counts[s] {
-                let Some(block) = free.next() else { break };
-                table[s * most + page] = block as i32;
-                for head in 0..c.kv_heads {
-                    for (value, x) in [(false, k), (true, v)] {
-                        let at = pages::start(block, value, head, c.kv_heads, d);
-                        pool[at..at + pages::bytes(d)].fill(0);
-                        for token in 0..pages::TOKENS.min(length - page * pages::TOKENS) {
-                            let from = ((page * pages::TOKENS + token) * c.kv_heads + head) * d;
-                            pages::put(&mut pool, at, token, &x[from..from + d]);
-                        }
-                    }
-                }
-            }
-        }
-        let pool = gpu.upload(&pool, "keys and values")?;
-        let runs = runs(c);
-        let q = gpu.upload(&c.q, "queries")?;
-        let out = self.poisoned(c.q.len() * 2)?;
-        let mut lists = Lists::default();
-        let plan = Plan::new(&mut lists, heads(c), &table, most, &runs, KvSplit::Contract)?;
-        let lists = lists.upload(gpu)?;
-        let partial = Partial::new(gpu, plan.partial())?;
-        let job = attention::Attention {
-            q: &q,
-            pool: (&pool, 0),
-            out: &out,
-            window: c.window,
-            scale: c.scale,
-        };
-        job.run(gpu, &plan, &lists, Some(&partial), kernel)?;
-        gpu.download(&out, c.q.len())
-    }
-
     fn all_attention(&self, c: &Attention) -> std::result::Result<Vec<bf16>, String> {
         let kernels = match self.plain {
             true => vec![attention::PLAIN],
             false => attention::kernels(heads(c), c.window, &runs(c)),
         };
+        let ready = text(Ready::new(self.gpu, c))?;
         same(
             kernels,
-            |kernel| self.one_attention(c, kernel),
+            |kernel| ready.attend(self, c, kernel),
             |y| u32::from(y.to_bits()),
         )
     }
@@ -322,6 +273,71 @@ impl<'a> CudaOps<'a> {
                 log_sum_exp: picked.log_sum_exp,
             })
             .collect())
+    }
+}
+
+/// A case of attention on the device.
+struct Ready {
+    q: Buffer,
+    pool: Buffer,
+    plan: Plan,
+    lists: Buffer,
+}
+
+impl Ready {
+    fn new(gpu: &Gpu, c: &Attention) -> Result<Self> {
+        let d = c.head_dim;
+        let counts: Vec<usize> = c
+            .sequences
+            .iter()
+            .map(|(k, _)| (k.len() / (c.kv_heads * d)).div_ceil(pages::TOKENS))
+            .collect();
+        let most = counts.iter().copied().max().unwrap_or(0) + 2;
+        let blocks = counts.iter().sum::<usize>() + 5;
+        // Pages in descending order; what no token occupies is NaN, but for the rest of a last page.
+        let mut free = (0..blocks).rev();
+        let mut pool = vec![POISON; pages::start(blocks, false, 0, c.kv_heads, d)];
+        let mut table = vec![-1i32; most * c.sequences.len()];
+        for (s, (k, v)) in c.sequences.iter().enumerate() {
+            let length = k.len() / (c.kv_heads * d);
+            for page in 0..counts[s] {
+                let Some(block) = free.next() else { break };
+                table[s * most + page] = block as i32;
+                for head in 0..c.kv_heads {
+                    for (value, x) in [(false, k), (true, v)] {
+                        let at = pages::start(block, value, head, c.kv_heads, d);
+                        pool[at..at + pages::bytes(d)].fill(0);
+                        for token in 0..pages::TOKENS.min(length - page * pages::TOKENS) {
+                            let from = ((page * pages::TOKENS + token) * c.kv_heads + head) * d;
+                            pages::put(&mut pool, at, token, &x[from..from + d]);
+                        }
+                    }
+                }
+            }
+        }
+        let mut lists = Lists::default();
+        let split = KvSplit::Contract;
+        let plan = Plan::new(&mut lists, heads(c), &table, most, &runs(c), split)?;
+        Ok(Self {
+            q: gpu.upload(&c.q, "queries")?,
+            pool: gpu.upload(&pool, "keys and values")?,
+            lists: lists.upload(gpu)?,
+            plan,
+        })
+    }
+
+    fn attend(&self, ops: &CudaOps, c: &Attention, kernel: &'static str) -> Result<Vec<bf16>> {
+        let out = ops.poisoned(c.q.len() * 2)?;
+        let partial = Partial::poisoned(ops.gpu, self.plan.partial())?;
+        let job = attention::Attention {
+            q: &self.q,
+            pool: (&self.pool, 0),
+            out: &out,
+            window: c.window,
+            scale: c.scale,
+        };
+        job.run(ops.gpu, &self.plan, &self.lists, Some(&partial), kernel)?;
+        ops.gpu.download(&out, c.q.len())
     }
 }
 

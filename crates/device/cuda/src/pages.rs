@@ -28,9 +28,12 @@ pub const fn start(
 
 /// Writes one head of one token.
 pub fn put(pool: &mut [u8], page: usize, token: usize, head: &[bf16]) {
-    for (dim, x) in head.iter().enumerate() {
-        let at = page + at(token, dim);
-        pool[at..at + 2].copy_from_slice(&x.to_le_bytes());
+    // Eight elements lie together.
+    for (i, eight) in head.chunks(8).enumerate() {
+        let at = page + at(token, 8 * i);
+        for (place, x) in pool[at..].chunks_exact_mut(2).zip(eight) {
+            place.copy_from_slice(&x.to_le_bytes());
+        }
     }
 }
 

@@ -25,7 +25,7 @@ fn tiny(orders: RowOrders) -> HostileDevice {
 #[test]
 fn contract_launches_equal_the_reference() {
     for orders in MODES {
-        let mut make = |config: Arc<ModelConfig>, weights: &Weights, blocks: usize| {
+        let make = |config: Arc<ModelConfig>, weights: &Weights, blocks: usize| {
             HostileDevice::load(config, weights, options(blocks), orders)
                 .map(|d| Box::new(d) as Box<dyn Device>)
                 .map_err(|e| e.to_string())
@@ -33,10 +33,10 @@ fn contract_launches_equal_the_reference() {
         let formats = [WeightType::F32, WeightType::Q4_1, WeightType::Q8_0];
         for (seed, format) in formats.into_iter().enumerate() {
             let spec = random_spec(&mut Rng(seed as u64), 16, 1 + seed, format);
-            conformance::schedule(&mut make, Profile::IeeeF32, &spec, seed as u64).expect("equal");
+            conformance::schedule(&make, Profile::IeeeF32, &spec, seed as u64).expect("equal");
         }
         let (format, sizes) = (WeightType::Q4_1, [1, 2, 7, 8, 9, 33]);
-        conformance::launch_sizes(&mut make, Profile::IeeeF32, format, &sizes).expect("equal");
+        conformance::launch_sizes(&make, Profile::IeeeF32, format, &sizes).expect("equal");
     }
 }
 

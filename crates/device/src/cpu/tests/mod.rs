@@ -373,13 +373,13 @@ fn a_missing_path_is_refused() {
 }
 
 /// Runs a conformance test on every path with 2 threads, and with 1 and 3 on the fastest.
-fn conform(test: fn(&mut crate::conformance::Factory) -> Result<(), String>) {
+fn conform(test: fn(&crate::conformance::Factory) -> Result<(), String>) {
     for isa in paths() {
         for threads in [1, 2, 3] {
             if threads != 2 && isa != Isa::detect() {
                 continue; // threads and paths meet only in shared code
             }
-            let result = test(&mut |config, weights, kv_blocks| {
+            let result = test(&|config, weights, kv_blocks| {
                 let options = CpuOptions {
                     threads,
                     isa: Some(isa),

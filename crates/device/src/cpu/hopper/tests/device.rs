@@ -63,8 +63,8 @@ impl Device for Together {
     }
 }
 
-fn conform(test: fn(&mut Factory) -> Result<(), String>) {
-    let result = test(&mut |config, weights, kv_blocks| {
+fn conform(test: fn(&Factory) -> Result<(), String>) {
+    let result = test(&|config, weights, kv_blocks| {
         Ok(Box::new(Together::load(&config, weights, kv_blocks)))
     });
     if let Err(e) = result {

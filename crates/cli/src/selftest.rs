@@ -15,6 +15,7 @@ use numerics::weight::WeightType;
 use rayon::prelude::*;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
 /// Cases whose inputs and reference are made at a time, on all cores.
@@ -80,20 +81,33 @@ pub fn run(global: &Global, args: &SelftestArgs) -> Result<Outcome> {
     };
     let list: Vec<&hopper_cases::Named> = list.iter().filter(asked).collect();
     let bar = progress::bar(global, list.len() as u64);
-    for some in list.chunks(AT_ONCE) {
-        let made: Vec<Made> = some
-            .par_iter()
-            .map(|named| Made::new(named, u64::from(args.steps) * 1_000_000))
-            .collect();
-        for (named, made) in some.iter().zip(made) {
-            let result = one(&named.name, made, &mut executors);
-            for wrong in &result.wrong {
-                bar.suspend(|| output::note(&format!("{}: {wrong}", result.name)));
+    // The next cases are made while the last ones run.
+    let steps = u64::from(args.steps) * 1_000_000;
+    std::thread::scope(|scope| {
+        let (sender, made) = sync_channel::<Vec<Made>>(1);
+        let list = &list;
+        scope.spawn(move || {
+            for some in list.chunks(AT_ONCE) {
+                let made = some.par_iter().with_max_len(1);
+                if sender
+                    .send(made.map(|n| Made::new(n, steps)).collect())
+                    .is_err()
+                {
+                    break; // nobody waits for them
+                }
             }
-            ended.push(result);
-            bar.inc(1);
+        });
+        for (some, made) in list.chunks(AT_ONCE).zip(made) {
+            for (named, made) in some.iter().zip(made) {
+                let result = one(&named.name, made, &mut executors);
+                for wrong in &result.wrong {
+                    bar.suspend(|| output::note(&format!("{}: {wrong}", result.name)));
+                }
+                ended.push(result);
+                bar.inc(1);
+            }
         }
-    }
+    });
     bar.finish_and_clear();
     let mut stages = Stages::new(start, opened);
     stages.end("cases");
@@ -165,13 +179,13 @@ pub fn run(global: &Global, args: &SelftestArgs) -> Result<Outcome> {
     } else {
         let what: Vec<&str> = executors.iter().map(|e| e.0).collect();
         output::print(&format!(
-            "{name}: {} cases on {}; {compared} compared with the scalar reference, {wrong} wrong; {}{}{}; {seconds:.1} s\n",
+            "{name}: {} cases on {}; {compared} compared with the scalar reference, {wrong} wrong{}{}{}; {seconds:.1} s\n",
             ended.len(),
             what.join(" and "),
             match &models {
                 None => "",
-                Some(Ok(())) => "whole models equal the reference; ",
-                Some(Err(_)) => "whole models differ; ",
+                Some(Ok(())) => "; whole models equal the reference",
+                Some(Err(_)) => "; whole models differ",
             },
             beside.as_ref().map_or(String::new(), Beside::text),
             asked.text(),
@@ -224,7 +238,7 @@ struct Beside {
 impl Beside {
     fn text(&self) -> String {
         let Self { launches, wrong } = self;
-        format!("{launches} products and all cases beside copies, {wrong} wrong; ")
+        format!("; {launches} products and all cases beside copies, {wrong} wrong")
     }
 
     fn json(&self) -> Value {
@@ -293,8 +307,11 @@ impl Asked {
     }
 
     fn text(&self) -> String {
+        if self.answered.is_empty() {
+            return String::new();
+        }
         format!(
-            "answers of {} models, {} compared with an H200's, {} wrong",
+            "; answers of {} models, {} compared with an H200's, {} wrong",
             self.answered.len(),
             self.compared(),
             self.wrong()

@@ -32,6 +32,7 @@ def fn(n, rs):
 
 with open("wgmma.cuh", "w") as f:
     f.write(HEAD)
-    for n in (64, 128, 256):
+    for n in (32, 40, 48, 64, 80, 112, 128, 256):
         f.write(fn(n, False))
-        f.write(fn(n, True))
+        if n in (64, 128, 256):
+            f.write(fn(n, True))

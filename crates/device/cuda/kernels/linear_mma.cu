@@ -33,35 +33,39 @@ extern "C" __global__ void __launch_bounds__(WN * 32 + 32, 1) linear_mma(const _
     if (l == 0) {
       const u64 once = evict_first(), often = evict_last();
       const int mine = blockIdx.x < tiles ? ((tiles - 1 - blockIdx.x) / gridDim.x + 1) * nst : 0, head = min(mine, NS);
-      auto weights = [&](int i) {
-        int t = blockIdx.x + (i / nst) * gridDim.x, s = i % nst, sl = i % NS;
-        mb_expect(full + 8 * sl, SB);
+      // A stage of this block's, counted on: its tile, its place along K and its slot.
+      struct Stage { int t, s, sl, round; };
+      auto next = [&](Stage& at) {
+        if (++at.sl == NS) { at.sl = 0; at.round++; }
+        if (++at.s == nst) { at.s = 0; at.t += gridDim.x; }
+      };
+      auto weights = [&](const Stage& at) {
+        mb_expect(full + 8 * at.sl, SB);
         for (int b = 0; b < BX; b++)
-          for (int h = 0; h < R / RT; h++) tma(base + sl * SB + (b * R + h * RT) * 128, &mW, (s * BX + b) * 64, h * N + t * RT, full + 8 * sl, once);
+          for (int h = 0; h < R / RT; h++) tma(base + at.sl * SB + (b * R + h * RT) * 128, &mW, (at.s * BX + b) * 64, h * N + at.t * RT, full + 8 * at.sl, once);
       };
-      auto inputs = [&](int i) {
-        int s = i % nst, sl = i % NS;
-        for (int b = 0; b < BX; b++) tma(base + sl * SB + BX * R * 128 + b * NT * 1024, &mX, (s * BX + b) * 64, 0, full + 8 * sl, often);
+      auto inputs = [&](const Stage& at) {
+        for (int b = 0; b < BX; b++) tma(base + at.sl * SB + BX * R * 128 + b * NT * 1024, &mX, (at.s * BX + b) * 64, 0, full + 8 * at.sl, often);
       };
-      int it = 0;
-      for (; it < head; it++) weights(it);  // they do not depend on the kernel before
+      const Stage first{(int)blockIdx.x, 0, 0, 0};
+      Stage at = first, in = first;
+      for (int it = 0; it < head; it++, next(at)) weights(at);  // they do not depend on the kernel before
       wait_for_previous();
-      for (it = 0; it < head; it++) inputs(it);
-      for (; it < mine; it++) { mb_wait(empty + 8 * (it % NS), ((it / NS) - 1) & 1); weights(it); inputs(it); }
+      for (int it = 0; it < head; it++, next(in)) inputs(in);
+      for (int it = head; it < mine; it++, next(at)) { mb_wait(empty + 8 * at.sl, (at.round - 1) & 1); weights(at); inputs(at); }
     }
     return;
   }
   const int r = GATED ? w * 8 + (l & 7) + ((l >> 3) & 1) * RT : w * 16 + (l & 7) + ((l >> 3) & 1) * 8, hi = l >> 4, g = l >> 2, q = l & 3;
-  int it = 0;
+  int sl = 0, round = 0;
   for (int t = blockIdx.x; t < tiles; t += gridDim.x) {
     float d[NT][4];
 #pragma unroll
     for (int i = 0; i < NT; i++)
       for (int e = 0; e < 4; e++) d[i][e] = 0;
-    for (int s = 0; s < nst; s++, it++) {
-      const int sl = it % NS;
+    for (int s = 0; s < nst; s++) {
       const u32 st = base + sl * SB;
-      mb_wait(full + 8 * sl, (it / NS) & 1);
+      mb_wait(full + 8 * sl, round & 1);
 #pragma unroll
       for (int b = 0; b < BX; b++) {
         u32 A[4][4], B[NT][2][4];
@@ -77,6 +81,7 @@ extern "C" __global__ void __launch_bounds__(WN * 32 + 32, 1) linear_mma(const _
           for (int n = 0; n < NT; n++) mma16816(d[n], A[kk], B[n][kk >> 1][(kk & 1) * 2], B[n][kk >> 1][(kk & 1) * 2 + 1]);
       }
       mb_give_back(empty + 8 * sl, l == 0);
+      if (++sl == NS) { sl = 0; round++; }
     }
 #if GATED
 #pragma unroll

@@ -1,5 +1,5 @@
-// Products for many tokens, by chains on wgmma. y = x . W^T + bias; W: [n][k] on the 64-row side, x: [m][k], k a multiple of 8.
-// A block takes tiles of R rows of W by TN tokens; one thread streams both by tensor maps (boxes of 64 columns, 128-byte
+// Products for many tokens, by chains on wgmma. y = x . W^T + bias; W: [n][k], x: [m][k], k a multiple of 8. One of them is
+// on the side of 64 rows. A block takes tiles of R rows of that one by TN of the other; one thread streams both by tensor maps (boxes of 64 columns, 128-byte
 // swizzle) through a ring that never stops between tiles. What lies past n, k or m arrives as +0 and changes no bit.
 // Grid: at most the number of tiles, 128 WG + 128 threads; 1024 + NS SB + 16 NS bytes of dynamic shared memory.
 #include "hopper.cuh"
@@ -7,8 +7,11 @@
 #ifndef WG
 #define WG 1  // consumer warpgroups, 64 rows each
 #endif
+#ifndef TURNED
+#define TURNED 0  // the 64 rows are tokens, not rows of W: tiles as narrow as it takes to give every multiprocessor one
+#endif
 #ifndef TN
-#define TN 128  // tokens a tile
+#define TN 128  // rows of the other side a tile
 #endif
 #ifndef BX
 #define BX 2  // boxes a stage
@@ -19,7 +22,7 @@ extern "C" __global__ void __launch_bounds__(WG * 128 + 128, 1) linear_wg(const 
   extern __shared__ u8 raw[];
   const u32 base = (sm(raw) + 1023) & ~1023u, full = base + NS * SB, empty = full + 8 * NS;
   const int wg = threadIdx.x >> 7, tid = threadIdx.x & 127, w = tid >> 5, l = tid & 31;
-  const int rows = (N + R - 1) / R, parts = (M + TN - 1) / TN, tiles = rows * parts, nst = (K + 64 * BX - 1) / (64 * BX);
+  const int rows = ((TURNED ? M : N) + R - 1) / R, parts = ((TURNED ? N : M) + TN - 1) / TN, tiles = rows * parts, nst = (K + 64 * BX - 1) / (64 * BX);
   // Tiles in bands of 8 row tiles, so that blocks which run together share both operands in L2.
   auto place = [&](int i, int& r, int& p) {
     int band = i / (BAND * parts), in = i % (BAND * parts), high = min(BAND, rows - band * BAND);
@@ -36,37 +39,51 @@ extern "C" __global__ void __launch_bounds__(WG * 128 + 128, 1) linear_wg(const 
     if (tid == 0) {
       const u64 once = evict_first(), often = evict_last();
       const int mine = blockIdx.x < tiles ? ((tiles - 1 - blockIdx.x) / gridDim.x + 1) * nst : 0, head = min(mine, NS);
-      auto weights = [&](int i) {
-        int r, p, s = i % nst, sl = i % NS;
-        place(blockIdx.x + (i / nst) * gridDim.x, r, p);
-        mb_expect(full + 8 * sl, SB);
-        for (int b = 0; b < BX; b++) tma(base + sl * SB + b * R * 128, &mW, (s * BX + b) * 64, r * R, full + 8 * sl, parts > 1 ? often : once);
+      // A stage of this block's: its tile, its place along K and its slot, counted on. Divisions for each would take longer than a copy.
+      struct Stage { int t, s, sl, round, r, p; };
+      auto first = [&] {
+        Stage at{(int)blockIdx.x, 0, 0, 0, 0, 0};
+        if (at.t < tiles) place(at.t, at.r, at.p);
+        return at;
       };
-      auto inputs = [&](int i) {
-        int r, p, s = i % nst, sl = i % NS;
-        place(blockIdx.x + (i / nst) * gridDim.x, r, p);
-        for (int b = 0; b < BX; b++) tma(base + sl * SB + BX * R * 128 + b * TN * 128, &mX, (s * BX + b) * 64, p * TN, full + 8 * sl, often);
+      auto next = [&](Stage& at) {
+        if (++at.sl == NS) { at.sl = 0; at.round++; }
+        if (++at.s == nst) {
+          at.s = 0;
+          at.t += gridDim.x;
+          if (at.t < tiles) place(at.t, at.r, at.p);
+        }
       };
-      int it = 0;
-      for (; it < head; it++) weights(it);
+      // One side of a stage: the one of 64-row tiles or the other.
+      auto load = [&](const Stage& at, bool high, const TMap* m, u64 policy) {
+        const u32 to = base + at.sl * SB + (high ? 0 : BX * R * 128), box = (high ? R : TN) * 128;
+        for (int b = 0; b < BX; b++) tma(to + b * box, m, (at.s * BX + b) * 64, high ? at.r * R : at.p * TN, full + 8 * at.sl, policy);
+      };
+      auto weights = [&](const Stage& at) {
+        mb_expect(full + 8 * at.sl, SB);
+        load(at, !TURNED, &mW, (TURNED ? rows : parts) > 1 ? often : once);
+      };
+      auto inputs = [&](const Stage& at) { load(at, TURNED, &mX, often); };
+      Stage at = first();
+      for (int it = 0; it < head; it++, next(at)) weights(at);
       wait_for_previous();
-      for (it = 0; it < head; it++) inputs(it);
-      for (; it < mine; it++) { mb_wait(empty + 8 * (it % NS), ((it / NS) - 1) & 1); weights(it); inputs(it); }
+      Stage in = first();
+      for (int it = 0; it < head; it++, next(in)) inputs(in);
+      for (int it = head; it < mine; it++, next(at)) { mb_wait(empty + 8 * at.sl, (at.round - 1) & 1); weights(at); inputs(at); }
     }
     return;
   }
   const int g = l >> 2, q = l & 3;
-  int it = 0;
+  int sl = 0, round = 0, last = 0;
   for (int t = blockIdx.x; t < tiles; t += gridDim.x) {
     int r, p;
     place(t, r, p);
     float d[TN / 2];
 #pragma unroll
     for (int i = 0; i < TN / 2; i++) d[i] = 0;
-    for (int s = 0; s < nst; s++, it++) {
-      const int sl = it % NS;
+    for (int s = 0; s < nst; s++) {
       const u32 st = base + sl * SB;
-      mb_wait(full + 8 * sl, (it / NS) & 1);
+      mb_wait(full + 8 * sl, round & 1);
       wg_fence();
 #pragma unroll
       for (int b = 0; b < BX; b++) {
@@ -76,13 +93,16 @@ extern "C" __global__ void __launch_bounds__(WG * 128 + 128, 1) linear_wg(const 
       }
       wg_commit();
       wg_wait<1>();  // the stage before is done: give it back
-      if (s > 0 && l == 0) mb_arrive(empty + 8 * ((it - 1) % NS));
+      if (s > 0 && l == 0) mb_arrive(empty + 8 * last);
+      last = sl;
+      if (++sl == NS) { sl = 0; round++; }
     }
     wg_wait<0>();
-    if (l == 0) mb_arrive(empty + 8 * ((it - 1) % NS));
+    if (l == 0) mb_arrive(empty + 8 * last);
 #pragma unroll
     for (int i = 0; i < TN / 2; i++) {
-      int tok = p * TN + (i >> 2) * 8 + q * 2 + (i & 1), row = r * R + wg * 64 + w * 16 + g + ((i >> 1) & 1) * 8;
+      const int high = r * R + wg * 64 + w * 16 + g + ((i >> 1) & 1) * 8, wide = p * TN + (i >> 2) * 8 + q * 2 + (i & 1);
+      const int tok = TURNED ? high : wide, row = TURNED ? wide : high;
       if (tok < M && row < N) {
         float y = d[i];
         if (bias) y = y + bias[row];

@@ -6,16 +6,37 @@
 //! one first that takes seven times as long as its sixth. Token counts are rounded up to few geometries; the rows added are
 //! nobody's.
 
+use crate::CudaError;
 use crate::cublaslt::{CANDIDATES, CublasLt, Place, Plan, Shape};
 use crate::gpu::Buffer;
 use crate::launch::{self, Linear};
-use crate::{CudaError, launch::MANY};
 use std::collections::hash_map::Entry;
 
 type Result<T> = std::result::Result<T, CudaError>;
 
-/// Timed launches of each; the quickest counts.
-const ROUNDS: usize = 3;
+/// How thoroughly a geometry is looked at before its first use, which waits for it: the more tokens, the longer a launch, and
+/// the nearer to one another are the library's suggestions.
+struct Effort {
+    /// Suggestions of the library.
+    candidates: usize,
+    /// Timed launches of each; the quickest counts.
+    rounds: usize,
+    /// Our own kernels too, which are no match for more tokens.
+    own: bool,
+}
+
+fn effort(tokens: usize) -> Effort {
+    let (candidates, rounds, own) = match tokens {
+        0..=512 => (CANDIDATES, 3, true),
+        513..=1024 => (CANDIDATES, 2, false),
+        _ => (CANDIDATES / 2, 1, false),
+    };
+    Effort {
+        candidates,
+        rounds,
+        own,
+    }
+}
 
 /// More than the caches hold: what is written between launches, whose weights a step would find in memory.
 const FLUSH: usize = 128 << 20;
@@ -114,8 +135,10 @@ impl CublasLt {
             want: &want,
             flush: &flush,
         };
-        let mut ways: Vec<Way> = MANY.into_iter().map(Way::Own).collect();
-        for candidate in 0..CANDIDATES {
+        let effort = effort(t);
+        let own = proof.job.candidates(gpu.multiprocessors()).into_iter();
+        let mut ways: Vec<Way> = own.filter(|_| effort.own).map(Way::Own).collect();
+        for candidate in 0..effort.candidates {
             let Ok(plan) = self.plan(shape, candidate) else {
                 break; // there are no more
             };
@@ -124,19 +147,18 @@ impl CublasLt {
                 false => self.destroy(&plan),
             }
         }
-        let mut timed = self.times(ways, &proof)?;
+        let mut timed = self.times(ways, &proof, effort.rounds)?;
         timed.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let times = timed.iter().map(|(s, way)| format!("{way} {:.1}", s * 1e6));
+        let times = times.collect::<Vec<_>>().join(", ");
+        tracing::debug!("{t} x {n} x {k}, microseconds: {times}");
         let (mut best, mut vouched) = (None, false);
-        for (seconds, way) in timed {
+        for (_, way) in timed {
             let library = matches!(way, Way::Library(_));
             let needed = best.is_none() || (library && !vouched);
             if needed && self.agrees(&way, &proof)? {
                 vouched |= library;
                 if best.is_none() {
-                    tracing::debug!(
-                        "{t} x {n} x {k}: {way} in {:.1} microseconds",
-                        seconds * 1e6
-                    );
                     best = Some(way);
                     continue;
                 }
@@ -152,14 +174,18 @@ impl CublasLt {
     }
 
     /// Each way and the seconds of its quickest launch.
-    fn times(&self, ways: Vec<Way>, proof: &Proof) -> Result<Vec<(f64, Way)>> {
+    fn times(&self, ways: Vec<Way>, proof: &Proof, rounds: usize) -> Result<Vec<(f64, Way)>> {
         let gpu = &self.proofs.gpu;
         let mut timed: Vec<(f64, Way)> = ways.into_iter().map(|w| (f64::INFINITY, w)).collect();
         for (_, way) in &timed {
             self.go(&self.proofs, way, &proof.job)?; // what loads its code
         }
-        for _ in 0..ROUNDS {
+        for round in 0..rounds {
+            let best = timed.iter().map(|t| t.0).fold(f64::INFINITY, f64::min);
             for (least, way) in &mut timed {
+                if round > 0 && *least > 2.0 * best {
+                    continue; // hopeless, and long
+                }
                 gpu.fill(proof.flush, 0, FLUSH, 0)?;
                 let seconds = gpu.seconds(|| self.go(&self.proofs, way, &proof.job))?;
                 let early = match way {

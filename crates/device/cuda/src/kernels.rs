@@ -69,7 +69,7 @@ pub const fn mma_shared(nt: u32, wn: u32) -> u32 {
     ring(4 * (16 * wn + 8 * nt) * 128, 212)
 }
 
-/// Dynamic shared memory of `linear_wg` for `wg` warpgroups, `tn` tokens a tile and `bx` boxes a stage.
+/// Dynamic shared memory of `linear_wg` for `wg` warpgroups, `tn` rows of the other side a tile and `bx` boxes a stage.
 pub const fn wg_shared(wg: u32, tn: u32, bx: u32) -> u32 {
     ring(bx * (64 * wg + tn) * 128, 220)
 }
@@ -294,6 +294,46 @@ pub static UNITS: &[Unit] = &[
         true,
         "linear_wg",
         wg_shared(2, 256, 1)
+    ),
+    unit!(
+        "linear_turned_32",
+        "linear_wg.cu",
+        &["TURNED=1", "WG=1", "TN=32", "BX=2"],
+        true,
+        "linear_wg",
+        wg_shared(1, 32, 2)
+    ),
+    unit!(
+        "linear_turned_40",
+        "linear_wg.cu",
+        &["TURNED=1", "WG=1", "TN=40", "BX=2"],
+        true,
+        "linear_wg",
+        wg_shared(1, 40, 2)
+    ),
+    unit!(
+        "linear_turned_48",
+        "linear_wg.cu",
+        &["TURNED=1", "WG=1", "TN=48", "BX=2"],
+        true,
+        "linear_wg",
+        wg_shared(1, 48, 2)
+    ),
+    unit!(
+        "linear_turned_80",
+        "linear_wg.cu",
+        &["TURNED=1", "WG=1", "TN=80", "BX=2"],
+        true,
+        "linear_wg",
+        wg_shared(1, 80, 2)
+    ),
+    unit!(
+        "linear_turned_112",
+        "linear_wg.cu",
+        &["TURNED=1", "WG=1", "TN=112", "BX=2"],
+        true,
+        "linear_wg",
+        wg_shared(1, 112, 2)
     ),
     unit!(
         "attention_prefill_64",

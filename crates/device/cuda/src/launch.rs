@@ -41,7 +41,16 @@ const FEW: [Few; 9] = [
 ];
 
 /// Kernels for many tokens.
-pub(crate) const MANY: [&str; 3] = ["linear_wg_64", "linear_wg_128", "linear_wg_256"];
+const MANY: [&str; 3] = ["linear_wg_64", "linear_wg_128", "linear_wg_256"];
+
+/// Kernels of 64 tokens by few rows of W a tile, by those.
+const TURNED: [(&str, usize); 5] = [
+    ("linear_turned_32", 32),
+    ("linear_turned_40", 40),
+    ("linear_turned_48", 48),
+    ("linear_turned_80", 80),
+    ("linear_turned_112", 112),
+];
 
 pub(crate) fn refuse(ok: bool, what: impl FnOnce() -> String) -> Result<()> {
     if ok {
@@ -72,6 +81,13 @@ fn fastest(tokens: usize, outputs: usize, width: usize, multiprocessors: usize) 
     let most = |f: &&Few| outputs.div_ceil(f.rows).div_ceil(multiprocessors) * f.rows;
     let able = FEW.iter().filter(|f| f.tokens == few.tokens);
     able.min_by_key(most).map_or(first, |f| f.name)
+}
+
+/// The kernels for many tokens, and of the turned ones those that give no multiprocessor two tiles.
+fn candidates(tokens: usize, outputs: usize, multiprocessors: usize) -> Vec<&'static str> {
+    let tiles = |rows: usize| tokens.div_ceil(64) * outputs.div_ceil(rows);
+    let turned = TURNED.iter().filter(|t| tiles(t.1) <= multiprocessors);
+    MANY.into_iter().chain(turned.map(|t| t.0)).collect()
 }
 
 /// `y = x · Wᵀ + bias`.
@@ -109,7 +125,13 @@ impl Linear<'_> {
             wide.swap(0, 1);
         }
         all.extend(wide);
+        all.extend(TURNED.map(|t| t.0));
         all
+    }
+
+    /// Those worth timing for more than a few tokens.
+    pub fn candidates(&self, multiprocessors: usize) -> Vec<&'static str> {
+        candidates(self.tokens, self.outputs, multiprocessors)
     }
 
     /// What it moves and computes.
@@ -159,8 +181,10 @@ impl Linear<'_> {
         }
         // Rows of W and of x a tile, threads a block.
         let few = FEW.iter().find(|f| f.name == kernel);
+        let turned = TURNED.iter().find(|t| t.0 == kernel);
         let (rows, tokens, threads, parts) = match (few, kernel) {
             (Some(f), _) => (f.rows, f.tokens, 2 * f.rows as u32 + 32, 1),
+            _ if let Some(&(_, rows)) = turned => (rows, 64, 256, t.div_ceil(64)),
             (_, "linear_wg_64") => (64, 64, 256, t.div_ceil(64)),
             (_, "linear_wg_128") => (64, 128, 256, t.div_ceil(128)),
             (_, "linear_wg_256") => (128, 256, 384, t.div_ceil(256)),
@@ -529,5 +553,19 @@ mod tests {
         for kernel in Linear::kernels(1, 64) {
             assert!(kernels::unit(kernel).is_some(), "{kernel}");
         }
+    }
+
+    #[test]
+    fn narrow_tiles_are_tried_where_no_multiprocessor_gets_two() {
+        let turned = |tokens, outputs| -> Vec<&str> {
+            let all = candidates(tokens, outputs, 132).into_iter();
+            all.filter_map(|k| k.strip_prefix("linear_turned_"))
+                .collect()
+        };
+        assert_eq!(turned(64, 4224), ["32", "40", "48", "80", "112"]);
+        assert_eq!(turned(64, 4225), ["40", "48", "80", "112"]);
+        assert_eq!(turned(65, 5120), ["80", "112"]);
+        assert_eq!(turned(128, 7393), [""; 0]);
+        assert_eq!(candidates(128, 7393, 132), MANY);
     }
 }

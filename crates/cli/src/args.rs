@@ -127,6 +127,9 @@ pub enum Command {
     /// Fetch a model into the cache folder: the default one, or one of a hub
     Pull(PullArgs),
     /// Run every operation of profile hopper-bf16 on a device and compare it with the contract, bit for bit
+    ///
+    /// On a GPU also kernels beside copies that take the memory's bandwidth, whole models, and the geometries of the
+    /// locked protections, certified on small models. Everywhere whole answers that were recorded on an H200.
     Selftest(SelftestArgs),
     /// List the GPU kernels, or compile them ahead of time
     Kernels {

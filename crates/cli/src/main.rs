@@ -10,6 +10,7 @@ mod bench_http;
 mod bench_kernels;
 mod bench_serving;
 mod certificates;
+mod certification;
 mod check;
 mod download;
 mod generate;

@@ -2,6 +2,7 @@
 
 use crate::Outcome;
 use crate::args::{Global, SelftestArgs};
+use crate::certification::Certified;
 use crate::goldens::{self, Answered};
 use crate::{output, progress};
 use anyhow::{Context, Result, bail};
@@ -9,6 +10,7 @@ use device::cpu::{self, CpuOptions, Isa};
 use device::hopper_cases::{self, EmulationOps, HopperOps, ScalarOps, digest};
 use device::{Device, DeviceName, conformance};
 use device_cuda::{CudaDevice, CudaOps, Gpu, disturb};
+use engine::LockedConfig;
 use model::{ModelConfig, Weights};
 use numerics::Profile;
 use numerics::weight::WeightType;
@@ -111,21 +113,20 @@ pub fn run(global: &Global, args: &SelftestArgs) -> Result<Outcome> {
     bar.finish_and_clear();
     let mut stages = Stages::new(start, opened);
     stages.end("cases");
+    let wanted = |stage: &str| args.filter.as_deref().is_none_or(|f| stage.contains(f));
     let beside = match &gpu {
-        Some(gpu)
-            if args
-                .filter
-                .as_deref()
-                .is_none_or(|f| "beside copies".contains(f)) =>
-        {
-            Some(beside_copies(gpu)?)
-        }
+        Some(gpu) if wanted("beside copies") => Some(beside_copies(gpu)?),
         _ => None,
     };
     stages.end("beside copies");
     let asked = Asked::run(args, gpu.as_ref())?;
     stages.end("answers");
-    if ended.is_empty() && beside.is_none() && asked.answered.is_empty() {
+    let certified = match wanted("certification") {
+        true => Some(certification(gpu.as_ref())?),
+        false => None,
+    };
+    stages.end("certification");
+    if ended.is_empty() && beside.is_none() && certified.is_none() && asked.answered.is_empty() {
         bail!(
             "--filter '{}': no case has this in its name",
             args.filter.as_deref().unwrap_or_default()
@@ -174,12 +175,12 @@ pub fn run(global: &Global, args: &SelftestArgs) -> Result<Outcome> {
             "device": name.to_string(), "facts": facts, "executors": executors.iter().map(|e| e.0).collect::<Vec<_>>(),
             "run": ended.len(), "compared_with_reference": compared, "wrong": wrong,
             "models": match &models { None => Value::Null, Some(Ok(())) => "equal".into(), Some(Err(e)) => e.as_str().into() },
-            "beside_copies": beside.as_ref().map(Beside::json), "answers": asked.json(), "stage_seconds": stages.json(), "seconds": seconds, "cases": cases,
+            "beside_copies": beside.as_ref().map(Beside::json), "answers": asked.json(), "certification": certified.as_ref().map(Certified::json), "stage_seconds": stages.json(), "seconds": seconds, "cases": cases,
         }))?;
     } else {
         let what: Vec<&str> = executors.iter().map(|e| e.0).collect();
         output::print(&format!(
-            "{name}: {} cases on {}; {compared} compared with the scalar reference, {wrong} wrong{}{}{}; {seconds:.1} s\n",
+            "{name}: {} cases on {}; {compared} compared with the scalar reference, {wrong} wrong{}{}{}{}; {seconds:.1} s\n",
             ended.len(),
             what.join(" and "),
             match &models {
@@ -188,16 +189,17 @@ pub fn run(global: &Global, args: &SelftestArgs) -> Result<Outcome> {
                 Some(Err(_)) => "; whole models differ",
             },
             beside.as_ref().map_or(String::new(), Beside::text),
+            certified.as_ref().map_or(String::new(), Certified::text),
             asked.text(),
         ))?;
     }
     let wrong_beside = beside.is_some_and(|b| b.wrong > 0);
-    Ok(
-        match wrong == 0 && !wrong_models && !wrong_beside && asked.wrong() == 0 {
-            true => Outcome::Done,
-            false => Outcome::Differs,
-        },
-    )
+    let wrong_locked = certified.is_some_and(|c| !c.wrong.is_empty());
+    let any = wrong > 0 || wrong_models || wrong_beside || wrong_locked || asked.wrong() > 0;
+    Ok(match any {
+        false => Outcome::Done,
+        true => Outcome::Differs,
+    })
 }
 
 /// How long each part took, in order.
@@ -267,6 +269,21 @@ fn beside_copies(gpu: &Arc<Gpu>) -> Result<Beside> {
     Ok(Beside { launches, wrong })
 }
 
+/// Every rung of the default ladders on small models.
+fn certification(gpu: Option<&Arc<Gpu>>) -> Result<Certified> {
+    let mut make = |config: Arc<ModelConfig>, weights: &Weights, blocks| {
+        device(gpu, config, weights, blocks, true)
+    };
+    let certified = Certified::run(Profile::HopperBf16, &LockedConfig::default(), &mut make)?;
+    for line in &certified.wrong {
+        output::note(line);
+    }
+    if let Some(why) = &certified.not_run {
+        output::note(&format!("not run: certification: {why}"));
+    }
+    Ok(certified)
+}
+
 /// Whole answers, compared with those recorded on a GPU.
 struct Asked {
     answered: Vec<Answered>,
@@ -289,7 +306,7 @@ impl Asked {
             if filter.is_some_and(|f| !name.contains(f)) {
                 continue;
             }
-            let one = subject.answer(&mut |c, w, n| device(gpu, c, w, n), gpu.is_some());
+            let one = subject.answer(&mut |c, w, n| device(gpu, c, w, n, false), gpu.is_some());
             if let Some(wrong) = &one.wrong {
                 output::note(&format!("answers of {}: {wrong}", one.name));
             }
@@ -325,12 +342,13 @@ impl Asked {
     }
 }
 
-/// The device under test with a model: the GPU, or the CPU's emulation.
+/// The device under test with a model: the GPU, with vendor kernels or without, or the CPU's emulation, which has none.
 fn device(
     gpu: Option<&Arc<Gpu>>,
     config: Arc<ModelConfig>,
     weights: &Weights,
     kv_blocks: usize,
+    vendor: bool,
 ) -> Result<Box<dyn Device>, String> {
     match gpu {
         Some(gpu) => CudaDevice::new(
@@ -338,7 +356,7 @@ fn device(
             config,
             weights,
             kv_blocks,
-            false,
+            vendor,
             &mut |_| (),
         )
         .map(|d| Box::new(d) as Box<dyn Device>)
@@ -376,7 +394,7 @@ fn models(gpu: &Arc<Gpu>, sweep: bool) -> Result<(), String> {
     // Each in a queue of its own, since several run at once.
     let factory = |config: Arc<ModelConfig>, weights: &Weights, blocks: usize| {
         let queue = Arc::new(gpu.beside().map_err(|e| e.to_string())?);
-        device(Some(&queue), config, weights, blocks)
+        device(Some(&queue), config, weights, blocks, false)
     };
     conformance::models(&factory, Profile::HopperBf16, 1)?;
     let few = vec![1, 2, 7, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129];

@@ -175,6 +175,18 @@ fn selftest_runs_on_the_cpu() {
     assert_eq!(report["wrong"], 0);
 }
 
+#[test]
+fn selftest_says_why_a_cpu_certifies_nothing() {
+    let report = json(&["selftest", "--filter", "certification", "--json"]);
+    let certified = &report["certification"];
+    assert_eq!(certified["geometries"], 0, "{report}");
+    let why = certified["not_run"].as_str().unwrap();
+    assert!(why.contains("vendor kernels"), "{why}");
+    let ran = run(&["selftest", "--filter", "certification"]);
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    assert!(ran.err.contains("not run: certification: "), "{}", ran.err);
+}
+
 /// Answers that an H200 gave, in [`answers`](../../golden/answers.json), again by the CPU's emulation.
 fn replay(filter: &str, cache: Option<&std::path::Path>) -> serde_json::Value {
     let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/../audit/tests/fixtures");

@@ -4,7 +4,7 @@
 //! algorithm is kept and used for that geometry from then on. Each queue's products have a workspace of their own, and
 //! reductions never go through atomics or in place.
 //!
-//! Contract launches of many tokens use it too, where that is proven and fast: [`chains`](crate::chains).
+//! Contract launches of many tokens use it too, where that is proven and fast: `chains`.
 
 use crate::chains::Way;
 use crate::gpu::{Buffer, Gpu};

@@ -48,19 +48,20 @@ pub struct Kernel {
     pub dynamic: u32,
 }
 
-macro_rules! unit {
-    ($name:literal, $file:literal, $defines:expr, $hot:expr, $entry:literal, $dynamic:expr) => {
-        Unit {
+/// A line a unit: name, file, definitions, whether it is hot; then its kernels: name, entry point, dynamic shared memory.
+macro_rules! units {
+    ($($name:literal $file:literal [$($define:literal),*] $hot:ident { $($kernel:literal $entry:literal $dynamic:expr),+ })*) => {
+        &[$(Unit {
             name: $name,
             source: include_str!(concat!("../kernels/", $file)),
-            defines: $defines,
+            defines: &[$($define),*],
             hot: $hot,
-            kernels: &[Kernel {
-                name: $name,
+            kernels: &[$(Kernel {
+                name: $kernel,
                 entry: $entry,
                 dynamic: $dynamic,
-            }],
-        }
+            }),+],
+        }),*]
     };
 }
 
@@ -94,352 +95,51 @@ const fn ring(stage: u32, kib: u32) -> u32 {
 }
 
 /// Everything there is to compile.
-pub static UNITS: &[Unit] = &[
-    unit!("synthetic", "synthetic.cu", &[], false, "synthetic", 0),
-    unit!("add_bias", "add_bias.cu", &[], false, "add_bias", 0),
-    unit!("embed", "embed.cu", &[], false, "embed", 0),
-    unit!("norm", "norm.cu", &[], false, "norm_rows", 0),
-    unit!(
-        "logits",
-        "logits.cu",
-        &[],
-        true,
-        "logits",
-        crate::launch::Selection::SHARED
-    ),
-    Unit {
-        name: "heads",
-        source: include_str!("../kernels/heads.cu"),
-        defines: &[],
-        hot: true,
-        kernels: &[
-            Kernel {
-                name: "heads",
-                entry: "heads",
-                dynamic: 0,
-            },
-            Kernel {
-                name: "heads_many",
-                entry: "heads_many",
-                dynamic: 0,
-            },
-        ],
-    },
-    Unit {
-        name: "activation",
-        source: include_str!("../kernels/activation.cu"),
-        defines: &[],
-        hot: true,
-        kernels: &[
-            Kernel {
-                name: "activation",
-                entry: "activation",
-                dynamic: 0,
-            },
-            Kernel {
-                name: "activation_table",
-                entry: "activation_table",
-                dynamic: 0,
-            },
-            Kernel {
-                name: "activation_many",
-                entry: "activation_many",
-                dynamic: 128 << 10,
-            },
-        ],
-    },
-    Unit {
-        name: "proof",
-        source: include_str!("../kernels/proof.cu"),
-        defines: &[],
-        hot: false,
-        kernels: &[
-            Kernel {
-                name: "adverse",
-                entry: "adverse",
-                dynamic: 0,
-            },
-            Kernel {
-                name: "differ",
-                entry: "differ",
-                dynamic: 0,
-            },
-        ],
-    },
-    unit!("linear_ref", "linear_ref.cu", &[], false, "linear_ref", 0),
-    unit!(
-        "attention_ref",
-        "attention_ref.cu",
-        &[],
-        false,
-        "attention_ref",
-        0
-    ),
-    unit!(
-        "linear_mma_8_32",
-        "linear_mma.cu",
-        &["NT=1", "WN=2"],
-        true,
-        "linear_mma",
-        mma_shared(1, 2)
-    ),
-    unit!(
-        "linear_mma_8_48",
-        "linear_mma.cu",
-        &["NT=1", "WN=3"],
-        true,
-        "linear_mma",
-        mma_shared(1, 3)
-    ),
-    unit!(
-        "linear_mma_8_64",
-        "linear_mma.cu",
-        &["NT=1", "WN=4"],
-        true,
-        "linear_mma",
-        mma_shared(1, 4)
-    ),
-    unit!(
-        "linear_mma_16_32",
-        "linear_mma.cu",
-        &["NT=2", "WN=2"],
-        true,
-        "linear_mma",
-        mma_shared(2, 2)
-    ),
-    unit!(
-        "linear_mma_16_48",
-        "linear_mma.cu",
-        &["NT=2", "WN=3"],
-        true,
-        "linear_mma",
-        mma_shared(2, 3)
-    ),
-    unit!(
-        "linear_mma_16_64",
-        "linear_mma.cu",
-        &["NT=2", "WN=4"],
-        true,
-        "linear_mma",
-        mma_shared(2, 4)
-    ),
-    unit!(
-        "linear_mma_32_32",
-        "linear_mma.cu",
-        &["NT=4", "WN=2"],
-        true,
-        "linear_mma",
-        mma_shared(4, 2)
-    ),
-    unit!(
-        "linear_mma_32_48",
-        "linear_mma.cu",
-        &["NT=4", "WN=3"],
-        true,
-        "linear_mma",
-        mma_shared(4, 3)
-    ),
-    unit!(
-        "linear_mma_32_64",
-        "linear_mma.cu",
-        &["NT=4", "WN=4"],
-        true,
-        "linear_mma",
-        mma_shared(4, 4)
-    ),
-    unit!(
-        "linear_gated_8",
-        "linear_mma.cu",
-        &["NT=1", "WN=4", "GATED=1"],
-        true,
-        "linear_mma",
-        mma_shared(1, 4)
-    ),
-    unit!(
-        "linear_gated_16",
-        "linear_mma.cu",
-        &["NT=2", "WN=4", "GATED=1"],
-        true,
-        "linear_mma",
-        mma_shared(2, 4)
-    ),
-    unit!(
-        "linear_gated_32",
-        "linear_mma.cu",
-        &["NT=4", "WN=4", "GATED=1"],
-        true,
-        "linear_mma",
-        mma_shared(4, 4)
-    ),
-    unit!(
-        "linear_wg_64",
-        "linear_wg.cu",
-        &["WG=1", "TN=64", "BX=2"],
-        true,
-        "linear_wg",
-        wg_shared(1, 64, 2)
-    ),
-    unit!(
-        "linear_wg_128",
-        "linear_wg.cu",
-        &["WG=1", "TN=128", "BX=2"],
-        true,
-        "linear_wg",
-        wg_shared(1, 128, 2)
-    ),
-    unit!(
-        "linear_wg_256",
-        "linear_wg.cu",
-        &["WG=2", "TN=256", "BX=1"],
-        true,
-        "linear_wg",
-        wg_shared(2, 256, 1)
-    ),
-    unit!(
-        "linear_turned_32",
-        "linear_wg.cu",
-        &["TURNED=1", "WG=1", "TN=32", "BX=2"],
-        true,
-        "linear_wg",
-        wg_shared(1, 32, 2)
-    ),
-    unit!(
-        "linear_turned_40",
-        "linear_wg.cu",
-        &["TURNED=1", "WG=1", "TN=40", "BX=2"],
-        true,
-        "linear_wg",
-        wg_shared(1, 40, 2)
-    ),
-    unit!(
-        "linear_turned_48",
-        "linear_wg.cu",
-        &["TURNED=1", "WG=1", "TN=48", "BX=2"],
-        true,
-        "linear_wg",
-        wg_shared(1, 48, 2)
-    ),
-    unit!(
-        "linear_turned_80",
-        "linear_wg.cu",
-        &["TURNED=1", "WG=1", "TN=80", "BX=2"],
-        true,
-        "linear_wg",
-        wg_shared(1, 80, 2)
-    ),
-    unit!(
-        "linear_turned_112",
-        "linear_wg.cu",
-        &["TURNED=1", "WG=1", "TN=112", "BX=2"],
-        true,
-        "linear_wg",
-        wg_shared(1, 112, 2)
-    ),
-    unit!(
-        "attention_prefill_64",
-        "attention_prefill.cu",
-        &["HD=64", "KT=128", "NC=2", "ST=2"],
-        true,
-        "attention_prefill",
-        prefill_shared(64, 128, 2, 2)
-    ),
-    unit!(
-        "attention_prefill_128",
-        "attention_prefill.cu",
-        &["HD=128", "KT=128", "NC=2", "ST=2"],
-        true,
-        "attention_prefill",
-        prefill_shared(128, 128, 2, 2)
-    ),
-    unit!(
-        "attention_prefill_256",
-        "attention_prefill.cu",
-        &["HD=256", "KT=64", "NC=1", "ST=2"],
-        true,
-        "attention_prefill",
-        prefill_shared(256, 64, 1, 2)
-    ),
-    unit!(
-        "attention_prefill_window_64",
-        "attention_prefill.cu",
-        &["WIN=1", "HD=64", "KT=128", "NC=2", "ST=2"],
-        true,
-        "attention_prefill",
-        prefill_shared(64, 128, 2, 2)
-    ),
-    unit!(
-        "attention_prefill_window_128",
-        "attention_prefill.cu",
-        &["WIN=1", "HD=128", "KT=128", "NC=2", "ST=2"],
-        true,
-        "attention_prefill",
-        prefill_shared(128, 128, 2, 2)
-    ),
-    unit!(
-        "attention_prefill_window_256",
-        "attention_prefill.cu",
-        &["WIN=1", "HD=256", "KT=64", "NC=1", "ST=2"],
-        true,
-        "attention_prefill",
-        prefill_shared(256, 64, 1, 2)
-    ),
-    unit!(
-        "attention_whole_64",
-        "attention_prefill.cu",
-        &["HD=64", "KT=128", "NC=2", "ST=2", "CH=1<<30"],
-        true,
-        "attention_prefill",
-        prefill_shared(64, 128, 2, 2)
-    ),
-    unit!(
-        "attention_whole_128",
-        "attention_prefill.cu",
-        &["HD=128", "KT=128", "NC=2", "ST=2", "CH=1<<30"],
-        true,
-        "attention_prefill",
-        prefill_shared(128, 128, 2, 2)
-    ),
-    unit!(
-        "attention_whole_256",
-        "attention_prefill.cu",
-        &["HD=256", "KT=64", "NC=1", "ST=2", "CH=1<<30"],
-        true,
-        "attention_prefill",
-        prefill_shared(256, 64, 1, 2)
-    ),
-    unit!(
-        "attention_decode_64",
-        "attention_decode.cu",
-        &["HD=64"],
-        true,
-        "attention_decode",
-        decode_shared(64, 4, 2)
-    ),
-    unit!(
-        "attention_decode_128",
-        "attention_decode.cu",
-        &["HD=128"],
-        true,
-        "attention_decode",
-        decode_shared(128, 4, 2)
-    ),
-    unit!(
-        "attention_decode_wide_64",
-        "attention_decode.cu",
-        &["HD=64", "GM=8", "BL=1"],
-        true,
-        "attention_decode",
-        decode_shared(64, 8, 1)
-    ),
-    unit!(
-        "attention_decode_wide_128",
-        "attention_decode.cu",
-        &["HD=128", "GM=8", "BL=1"],
-        true,
-        "attention_decode",
-        decode_shared(128, 8, 1)
-    ),
-];
+pub static UNITS: &[Unit] = units! {
+    "synthetic" "synthetic.cu" [] false { "synthetic" "synthetic" 0 }
+    "add_bias" "add_bias.cu" [] false { "add_bias" "add_bias" 0 }
+    "embed" "embed.cu" [] false { "embed" "embed" 0 }
+    "norm" "norm.cu" [] false { "norm" "norm_rows" 0 }
+    "logits" "logits.cu" [] true { "logits" "logits" crate::launch::Selection::SHARED }
+    "heads" "heads.cu" [] true { "heads" "heads" 0, "heads_many" "heads_many" 0 }
+    "activation" "activation.cu" [] true { "activation" "activation" 0, "activation_table" "activation_table" 0, "activation_many" "activation_many" 128 << 10 }
+    "proof" "proof.cu" [] false { "adverse" "adverse" 0, "differ" "differ" 0 }
+    "linear_ref" "linear_ref.cu" [] false { "linear_ref" "linear_ref" 0 }
+    "attention_ref" "attention_ref.cu" [] false { "attention_ref" "attention_ref" 0 }
+    "linear_mma_8_32" "linear_mma.cu" ["NT=1", "WN=2"] true { "linear_mma_8_32" "linear_mma" mma_shared(1, 2) }
+    "linear_mma_8_48" "linear_mma.cu" ["NT=1", "WN=3"] true { "linear_mma_8_48" "linear_mma" mma_shared(1, 3) }
+    "linear_mma_8_64" "linear_mma.cu" ["NT=1", "WN=4"] true { "linear_mma_8_64" "linear_mma" mma_shared(1, 4) }
+    "linear_mma_16_32" "linear_mma.cu" ["NT=2", "WN=2"] true { "linear_mma_16_32" "linear_mma" mma_shared(2, 2) }
+    "linear_mma_16_48" "linear_mma.cu" ["NT=2", "WN=3"] true { "linear_mma_16_48" "linear_mma" mma_shared(2, 3) }
+    "linear_mma_16_64" "linear_mma.cu" ["NT=2", "WN=4"] true { "linear_mma_16_64" "linear_mma" mma_shared(2, 4) }
+    "linear_mma_32_32" "linear_mma.cu" ["NT=4", "WN=2"] true { "linear_mma_32_32" "linear_mma" mma_shared(4, 2) }
+    "linear_mma_32_48" "linear_mma.cu" ["NT=4", "WN=3"] true { "linear_mma_32_48" "linear_mma" mma_shared(4, 3) }
+    "linear_mma_32_64" "linear_mma.cu" ["NT=4", "WN=4"] true { "linear_mma_32_64" "linear_mma" mma_shared(4, 4) }
+    "linear_gated_8" "linear_mma.cu" ["NT=1", "WN=4", "GATED=1"] true { "linear_gated_8" "linear_mma" mma_shared(1, 4) }
+    "linear_gated_16" "linear_mma.cu" ["NT=2", "WN=4", "GATED=1"] true { "linear_gated_16" "linear_mma" mma_shared(2, 4) }
+    "linear_gated_32" "linear_mma.cu" ["NT=4", "WN=4", "GATED=1"] true { "linear_gated_32" "linear_mma" mma_shared(4, 4) }
+    "linear_wg_64" "linear_wg.cu" ["WG=1", "TN=64", "BX=2"] true { "linear_wg_64" "linear_wg" wg_shared(1, 64, 2) }
+    "linear_wg_128" "linear_wg.cu" ["WG=1", "TN=128", "BX=2"] true { "linear_wg_128" "linear_wg" wg_shared(1, 128, 2) }
+    "linear_wg_256" "linear_wg.cu" ["WG=2", "TN=256", "BX=1"] true { "linear_wg_256" "linear_wg" wg_shared(2, 256, 1) }
+    "linear_turned_32" "linear_wg.cu" ["TURNED=1", "WG=1", "TN=32", "BX=2"] true { "linear_turned_32" "linear_wg" wg_shared(1, 32, 2) }
+    "linear_turned_40" "linear_wg.cu" ["TURNED=1", "WG=1", "TN=40", "BX=2"] true { "linear_turned_40" "linear_wg" wg_shared(1, 40, 2) }
+    "linear_turned_48" "linear_wg.cu" ["TURNED=1", "WG=1", "TN=48", "BX=2"] true { "linear_turned_48" "linear_wg" wg_shared(1, 48, 2) }
+    "linear_turned_80" "linear_wg.cu" ["TURNED=1", "WG=1", "TN=80", "BX=2"] true { "linear_turned_80" "linear_wg" wg_shared(1, 80, 2) }
+    "linear_turned_112" "linear_wg.cu" ["TURNED=1", "WG=1", "TN=112", "BX=2"] true { "linear_turned_112" "linear_wg" wg_shared(1, 112, 2) }
+    "attention_prefill_64" "attention_prefill.cu" ["HD=64", "KT=128", "NC=2", "ST=2"] true { "attention_prefill_64" "attention_prefill" prefill_shared(64, 128, 2, 2) }
+    "attention_prefill_128" "attention_prefill.cu" ["HD=128", "KT=128", "NC=2", "ST=2"] true { "attention_prefill_128" "attention_prefill" prefill_shared(128, 128, 2, 2) }
+    "attention_prefill_256" "attention_prefill.cu" ["HD=256", "KT=64", "NC=1", "ST=2"] true { "attention_prefill_256" "attention_prefill" prefill_shared(256, 64, 1, 2) }
+    "attention_prefill_window_64" "attention_prefill.cu" ["WIN=1", "HD=64", "KT=128", "NC=2", "ST=2"] true { "attention_prefill_window_64" "attention_prefill" prefill_shared(64, 128, 2, 2) }
+    "attention_prefill_window_128" "attention_prefill.cu" ["WIN=1", "HD=128", "KT=128", "NC=2", "ST=2"] true { "attention_prefill_window_128" "attention_prefill" prefill_shared(128, 128, 2, 2) }
+    "attention_prefill_window_256" "attention_prefill.cu" ["WIN=1", "HD=256", "KT=64", "NC=1", "ST=2"] true { "attention_prefill_window_256" "attention_prefill" prefill_shared(256, 64, 1, 2) }
+    "attention_whole_64" "attention_prefill.cu" ["HD=64", "KT=128", "NC=2", "ST=2", "CH=1<<30"] true { "attention_whole_64" "attention_prefill" prefill_shared(64, 128, 2, 2) }
+    "attention_whole_128" "attention_prefill.cu" ["HD=128", "KT=128", "NC=2", "ST=2", "CH=1<<30"] true { "attention_whole_128" "attention_prefill" prefill_shared(128, 128, 2, 2) }
+    "attention_whole_256" "attention_prefill.cu" ["HD=256", "KT=64", "NC=1", "ST=2", "CH=1<<30"] true { "attention_whole_256" "attention_prefill" prefill_shared(256, 64, 1, 2) }
+    "attention_decode_64" "attention_decode.cu" ["HD=64"] true { "attention_decode_64" "attention_decode" decode_shared(64, 4, 2) }
+    "attention_decode_128" "attention_decode.cu" ["HD=128"] true { "attention_decode_128" "attention_decode" decode_shared(128, 4, 2) }
+    "attention_decode_wide_64" "attention_decode.cu" ["HD=64", "GM=8", "BL=1"] true { "attention_decode_wide_64" "attention_decode" decode_shared(64, 8, 1) }
+    "attention_decode_wide_128" "attention_decode.cu" ["HD=128", "GM=8", "BL=1"] true { "attention_decode_wide_128" "attention_decode" decode_shared(128, 8, 1) }
+};
 
 /// The unit of that name.
 pub fn unit(name: &str) -> Option<&'static Unit> {

@@ -1,10 +1,10 @@
 //! Contract products of many tokens: of the vendor's kernels that are proven to be chains and of our own, the fastest.
 //!
 //! Before the first use of a geometry each algorithm that the library suggests for it, that does not split K and whose kind
-//! was measured to be chains, is timed on this very machine, as are our own kernels; the fastest that gives the bits of all
-//! the others on adversarial data is kept. The library's heuristic alone is no judge: asked for unsplit products it may put
-//! one first that takes seven times as long as its sixth. Token counts are rounded up to few geometries; the rows added are
-//! nobody's.
+//! was measured to be chains, is timed on this very machine, as are our own kernels. The fastest that gives the bits of our own
+//! usual kernel on adversarial data is kept, provided that one of the library's gives them too. The library's heuristic alone
+//! is no judge: asked for unsplit products it may put one first that takes five times as long as its seventh. Token counts are
+//! rounded up to few geometries; the rows added are nobody's.
 
 use crate::CudaError;
 use crate::cublaslt::{CANDIDATES, CublasLt, Place, Plan, Shape};

@@ -231,7 +231,9 @@ fn rows(host: &Host, prompts: &[Vec<u32>]) -> Result<Vec<String>, GoldenError> {
         for row in rows {
             all.u32s("top", row.top.iter().map(|t| t.0));
             all.u32s("bits", row.top.iter().map(|t| t.1.to_bits()));
-            all.f32("log_sum_exp", row.log_sum_exp);
+            if let Some(sum) = row.log_sum_exp {
+                all.f32("log_sum_exp", sum);
+            }
         }
         all.finish().to_string()[..24].to_string()
     };
@@ -269,6 +271,7 @@ fn read(host: &Host, texts: &[Vec<u32>], from: &[usize]) -> Result<Vec<Vec<Row>>
         let request = Request {
             prompt_rows_from: Some(*from),
             use_cache: false,
+            log_sum_exp: true,
             ..Request::new(ids.clone(), Protection::Invariant, 0)
         };
         index.insert(engine.submit(request)?, i);

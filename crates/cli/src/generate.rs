@@ -35,12 +35,14 @@ pub struct Defaults {
     pub system: Option<String>,
     /// Date for templates.
     pub date: Option<model::DateTime>,
+    /// Log probabilities are written.
+    pub logprobs: bool,
 }
 
 /// Runs the command.
 pub fn run(global: &Global, args: &GenerateArgs) -> Result<Outcome> {
     let settings = Settings::resolve(global)?;
-    let defaults = Defaults::new(args, &settings)?;
+    let defaults = Defaults::new(global, args, &settings)?;
     if let Some(path) = &args.input {
         return batch::run(global, &settings, args, path, &defaults);
     }
@@ -120,7 +122,7 @@ pub fn run(global: &Global, args: &GenerateArgs) -> Result<Outcome> {
 }
 
 impl Defaults {
-    fn new(args: &GenerateArgs, settings: &Settings) -> Result<Self> {
+    fn new(global: &Global, args: &GenerateArgs, settings: &Settings) -> Result<Self> {
         let date = date(&args.date)?;
         Ok(Self {
             protection: args.protection.unwrap_or(settings.protection.value).into(),
@@ -136,6 +138,7 @@ impl Defaults {
             chat: args.chat,
             system: args.system.clone(),
             date,
+            logprobs: global.json || args.logprobs.is_some(),
         })
     }
 }
@@ -199,6 +202,7 @@ impl Answer {
                 ..defaults.sampling.clone()
             },
             stop_tokens,
+            log_sum_exp: defaults.logprobs,
             ..Request::new(prompt.to_vec(), defaults.protection, defaults.max_tokens)
         };
         Ok(Self {
@@ -285,13 +289,14 @@ impl Answer {
                     .iter()
                     .map(|(id, logit)| json!({"id": id, "logit": logit, "bits": bits(*logit)}))
                     .collect();
+                let row = &step.row;
                 json!({
                     "index": index,
                     "token": step.token,
                     "text": session.token_text(step.token),
-                    "logit": step.row.chosen_logit,
-                    "logprob": step.row.chosen_logit.map(|z| z - step.row.log_sum_exp),
-                    "log_sum_exp": step.row.log_sum_exp,
+                    "logit": row.chosen_logit,
+                    "logprob": row.chosen_logit.zip(row.log_sum_exp).map(|(z, lse)| z - lse),
+                    "log_sum_exp": row.log_sum_exp,
                     "top": top,
                 })
             })
@@ -302,14 +307,14 @@ impl Answer {
         let mut rows = Vec::new();
         for step in &self.steps {
             let shown = |id: u32| format!("{:?}", session.token_text(id));
-            let lse = step.row.log_sum_exp;
-            let logprob = step
-                .row
-                .chosen_logit
-                .map_or("".into(), |z| format!("{:.4}", z - lse));
-            let mut row = vec![shown(step.token), step.token.to_string(), logprob];
-            for (id, z) in step.row.top.iter().take(alternatives) {
-                row.push(format!("{} {:.4}", shown(*id), z - lse));
+            let logprob = |z: f32| {
+                let lse = step.row.log_sum_exp;
+                lse.map_or("".into(), |lse| format!("{:.4}", z - lse))
+            };
+            let chosen = step.row.chosen_logit.map_or("".into(), logprob);
+            let mut row = vec![shown(step.token), step.token.to_string(), chosen];
+            for &(id, z) in step.row.top.iter().take(alternatives) {
+                row.push(format!("{} {}", shown(id), logprob(z)));
             }
             rows.push(row);
         }

@@ -96,6 +96,7 @@ pub fn run(global: &Global, args: &MarginArgs) -> Result<Outcome> {
         chat: args.chat,
         system: args.system.clone(),
         date: generate::date(&args.date)?,
+        logprobs: false,
     };
     let (opened, requests) = requests(&settings, args, &defaults)?;
     let mut protections = vec![Protection::Invariant];

@@ -6,7 +6,7 @@ use crate::generate::Defaults;
 use crate::output;
 use crate::session::Session;
 use anyhow::{Context, Result, bail};
-use engine::{Event, FinishReason, Protection, Request, Row};
+use engine::{Event, FinishReason, Request, Row};
 use serde_json::{Value, json};
 
 /// Scores every token of the prompt but the first, which nothing predicts.
@@ -19,13 +19,16 @@ pub fn run(
     if ids.len() < 2 {
         bail!("the text has {} token; scoring needs at least 2", ids.len());
     }
-    let rows = prompt_rows(session, ids, defaults.protection)?;
+    let rows = prompt_rows(
+        session,
+        Request {
+            log_sum_exp: true,
+            ..Request::new(ids.to_vec(), defaults.protection, 0)
+        },
+    )?;
     let logprobs: Vec<f64> = rows
         .iter()
-        .filter_map(|row| {
-            row.chosen_logit
-                .map(|z| f64::from(z) - f64::from(row.log_sum_exp))
-        })
+        .filter_map(|row| Some(f64::from(row.chosen_logit?) - f64::from(row.log_sum_exp?)))
         .collect();
     let nll = -logprobs.iter().sum::<f64>() / logprobs.len().max(1) as f64;
     if global.json {
@@ -39,7 +42,7 @@ pub fn run(
                     "text": session.token_text(*id),
                     "logprob": logprob,
                     "logit_bits": row.chosen_logit.map(output::bits),
-                    "log_sum_exp_bits": output::bits(row.log_sum_exp),
+                    "log_sum_exp_bits": row.log_sum_exp.map(output::bits),
                 })
             })
             .collect();
@@ -61,12 +64,12 @@ pub fn run(
     Ok(Outcome::Done)
 }
 
-/// The distribution after every prompt position.
-pub fn prompt_rows(session: &Session, ids: &[u32], protection: Protection) -> Result<Vec<Row>> {
+/// The distribution after every position of the request's prompt.
+pub fn prompt_rows(session: &Session, request: Request) -> Result<Vec<Row>> {
     let mut engine = session.engine(session.settings().engine())?;
     engine.submit(Request {
         prompt_rows_from: Some(0),
-        ..Request::new(ids.to_vec(), protection, 0)
+        ..request
     })?;
     let mut rows = Vec::new();
     while !engine.is_idle() {

@@ -24,9 +24,7 @@ fn plan(family: KernelFamily, sequences: usize, start: usize, tokens: usize) -> 
                 .collect(),
             outputs: vec![OutputRow {
                 index: tokens - 1,
-                logits: false,
-                score: None,
-                choose: None,
+                ..OutputRow::default()
             }],
         })
         .collect();

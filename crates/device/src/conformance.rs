@@ -1,4 +1,5 @@
-//! What every device's contract launches must do: give the reference's bits, whatever shares the launch.
+//! What every device's contract launches must do: give the reference's bits, whatever shares the launch and whatever else
+//! is asked of rows.
 //!
 //! Random tiny models with every optional part and odd sizes; random schedules of chunks and decodes over shuffled KV
 //! blocks, with gaps between segments; memory that no live token occupies filled with NaN, infinities and huge values
@@ -28,7 +29,7 @@ const POOL: usize = 40;
 type Bits = (
     bool,
     Vec<(u32, u32)>,
-    u32,
+    Option<u32>,
     Option<Vec<u32>>,
     Option<u32>,
     Option<(u32, u32)>,
@@ -36,13 +37,13 @@ type Bits = (
 
 fn bits(r: &RowResult) -> Bits {
     if r.nan {
-        return (true, Vec::new(), 0, None, None, None);
+        return (true, Vec::new(), None, None, None, None);
     }
     let all = |z: &Vec<f32>| z.iter().map(|x| x.to_bits()).collect();
     (
         false,
         r.top.iter().map(|t| (t.0, t.1.to_bits())).collect(),
-        r.log_sum_exp.to_bits(),
+        r.log_sum_exp.map(f32::to_bits),
         r.logits.as_ref().map(all),
         r.score.map(f32::to_bits),
         r.chosen.map(|c| (c.0, c.1.to_bits())),
@@ -67,7 +68,7 @@ pub fn same_bits(got: &StepOutput, want: &StepOutput) -> Result<(), String> {
             for (r, (got, want)) in got.iter().zip(want).enumerate() {
                 if bits(got) != bits(want) {
                     return Err(format!(
-                        "launch {l} segment {s} output {r}: {:?} (sum {:e}) instead of {:?} (sum {:e})",
+                        "launch {l} segment {s} output {r}: {:?} (sum {:?}) instead of {:?} (sum {:?})",
                         got.top.first(),
                         got.log_sum_exp,
                         want.top.first(),
@@ -138,8 +139,15 @@ pub fn schedule(factory: &Factory, profile: Profile, spec: &Spec, seed: u64) -> 
                     outputs.push(OutputRow {
                         index,
                         logits: rng.below(2) == 0,
+                        log_sum_exp: true,
                         score: (rng.below(2) == 0).then(|| rng.below(config.vocab_size) as u32),
                         choose: (rng.below(2) == 0).then(|| asks(config.vocab_size, &mut rng)),
+                    });
+                } else if index % 8 == 1 {
+                    // Among those that ask, one that asks for nothing but Top-20.
+                    outputs.push(OutputRow {
+                        index,
+                        ..OutputRow::default()
                     });
                 }
             }
@@ -178,12 +186,30 @@ fn compare(
     reference: &mut dyn Device,
     plan: &StepPlan,
 ) -> Result<(), String> {
-    let run = |device: &mut dyn Device| {
+    let run = |device: &mut dyn Device, plan: &StepPlan| {
         let mut out = device.execute(plan).map_err(|e| e.to_string())?;
         choose(plan, &mut out)?;
         Ok::<_, String>(out)
     };
-    same_bits(&run(device)?, &run(reference)?)
+    let mut want = run(reference, plan)?;
+    same_bits(&run(device, plan)?, &want)?;
+    // The same keys and values again, where no row asks for anything but Top-20.
+    let mut bare = plan.clone();
+    let segments = bare.launches.iter_mut().flat_map(|l| &mut l.segments);
+    for output in segments.flat_map(|s| &mut s.outputs) {
+        *output = OutputRow {
+            index: output.index,
+            ..OutputRow::default()
+        };
+    }
+    for row in want.rows.iter_mut().flatten().flatten() {
+        *row = RowResult {
+            nan: row.nan,
+            top: std::mem::take(&mut row.top),
+            ..RowResult::default()
+        };
+    }
+    same_bits(&run(device, &bare)?, &want).map_err(|e| format!("asked for Top-20 alone: {e}"))
 }
 
 /// Chooses what a device left to its caller.
@@ -250,8 +276,8 @@ pub fn launch_sizes(
                     outputs: vec![OutputRow {
                         index: 0,
                         logits: true,
-                        score: None,
-                        choose: None,
+                        log_sum_exp: true,
+                        ..OutputRow::default()
                     }],
                 })
                 .collect();

@@ -49,6 +49,8 @@ pub struct OutputRow {
     pub index: usize,
     /// Return all raw logits too.
     pub logits: bool,
+    /// Return ln Σ exp of all raw logits too.
+    pub log_sum_exp: bool,
     /// Return this token's raw logit too (scoring).
     pub score: Option<u32>,
     /// Choose the token after this row, or else return all raw logits, for the caller to choose.
@@ -108,8 +110,8 @@ pub struct RowResult {
     pub nan: bool,
     /// The [`numerics::TOP_N`] largest raw logits (fewer with a smaller vocabulary), by (logit descending, id ascending).
     pub top: Vec<(u32, f32)>,
-    /// ln Σ exp(logit), contract order.
-    pub log_sum_exp: f32,
+    /// ln Σ exp(logit), contract order, where asked.
+    pub log_sum_exp: Option<f32>,
     /// All raw logits, where asked, and where a token was to be chosen but is not.
     pub logits: Option<Vec<f32>>,
     /// The raw logit of the scored token, where asked.

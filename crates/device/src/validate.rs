@@ -191,9 +191,7 @@ mod tests {
             blocks: (first_block..first_block + blocks).collect(),
             outputs: vec![OutputRow {
                 index: len - 1,
-                logits: false,
-                score: None,
-                choose: None,
+                ..OutputRow::default()
             }],
         }
     }

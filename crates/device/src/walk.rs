@@ -320,7 +320,7 @@ impl Walk {
                 Ok(top) => RowResult {
                     nan: false,
                     top,
-                    log_sum_exp: select::log_sum_exp(&logits),
+                    log_sum_exp: output.log_sum_exp.then(|| select::log_sum_exp(&logits)),
                     score: output.score.map(|t| logits[t as usize]),
                     logits: output.wants_logits().then_some(logits),
                     chosen: None,

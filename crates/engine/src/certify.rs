@@ -204,16 +204,16 @@ pub fn blocks(
 const MOST_TARGETS: usize = 64;
 
 /// NaN, Top-n, log-sum-exp, all logits.
-type Bits = (bool, Vec<(u32, u32)>, u32, Vec<u32>);
+type Bits = (bool, Vec<(u32, u32)>, Option<u32>, Vec<u32>);
 
 fn bits(r: &RowResult) -> Bits {
     if r.nan {
-        return (true, Vec::new(), 0, Vec::new());
+        return (true, Vec::new(), None, Vec::new());
     }
     (
         false,
         r.top.iter().map(|t| (t.0, t.1.to_bits())).collect(),
-        r.log_sum_exp.to_bits(),
+        r.log_sum_exp.map(f32::to_bits),
         r.logits.iter().flatten().map(|z| z.to_bits()).collect(),
     )
 }
@@ -254,8 +254,8 @@ impl Bench<'_> {
                         outputs: vec![OutputRow {
                             index: rows - 1,
                             logits: true,
-                            score: None,
-                            choose: None,
+                            log_sum_exp: true,
+                            ..OutputRow::default()
                         }],
                     });
                 }
@@ -333,9 +333,7 @@ impl Bench<'_> {
                     blocks: (block..block + count).map(|b| b as BlockId).collect(),
                     outputs: vec![OutputRow {
                         index: rows - 1,
-                        logits: false,
-                        score: None,
-                        choose: None,
+                        ..OutputRow::default()
                     }],
                 });
                 block += count;

@@ -72,6 +72,8 @@ pub struct Request {
     pub cache_salt: Option<String>,
     /// What the answer is held to. Tokens are chosen among those it allows; rows stay raw.
     pub grammar: Option<SharedGrammar>,
+    /// Rows carry ln Σ exp of all logits, of which log probabilities are made.
+    pub log_sum_exp: bool,
 }
 
 impl Request {
@@ -87,6 +89,7 @@ impl Request {
             use_cache: true,
             cache_salt: None,
             grammar: None,
+            log_sum_exp: false,
         }
     }
 }
@@ -96,8 +99,8 @@ impl Request {
 pub struct Row {
     /// The largest raw logits by (logit descending, id ascending), `numerics::TOP_N` of them or the whole vocabulary.
     pub top: Vec<(u32, f32)>,
-    /// ln Σ exp(logit).
-    pub log_sum_exp: f32,
+    /// ln Σ exp(logit), where asked.
+    pub log_sum_exp: Option<f32>,
     /// Raw logit of the token that follows: the next prompt token, or the one chosen. `None` after the last prompt
     /// position of a request that generates nothing.
     pub chosen_logit: Option<f32>,

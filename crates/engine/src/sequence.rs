@@ -110,6 +110,7 @@ impl Sequence {
                 index: position - start,
                 // What is allowed next is worked out while the step runs, so the choice is made after it.
                 logits: chooses && self.held.is_some(),
+                log_sum_exp: self.request.log_sum_exp,
                 score: self
                     .tokens
                     .get(position + 1)
@@ -197,6 +198,11 @@ impl Sequence {
             if result.nan {
                 return Some(FinishReason::Failed(format!(
                     "a logit after position {position} is NaN"
+                )));
+            }
+            if output.log_sum_exp && result.log_sum_exp.is_none() {
+                return Some(FinishReason::Failed(format!(
+                    "the device gave no log-sum-exp after position {position}"
                 )));
             }
             let mut chosen = None;

@@ -216,6 +216,7 @@ impl Job {
                 prompt_rows_from: rows_from(prompt),
                 cache_salt: asked.cache_salt.clone(),
                 grammar: grammar.map(|g| g.grammar.clone()),
+                log_sum_exp: asked.logprobs.is_some(),
                 ..Request::new(prompt.to_vec(), protection, max_tokens)
             };
             (request, Box::new(sink) as engine::thread::Sink)

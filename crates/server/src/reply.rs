@@ -217,10 +217,10 @@ pub fn logprobs(job: &Job, entries: &[Entry]) -> Value {
 }
 
 /// ln p of a token; OpenAI's floor stands for what JSON can't say.
-fn logprob(logit: f32, log_sum_exp: f32) -> f32 {
-    match logit - log_sum_exp {
-        p if p.is_finite() => p,
-        _ => -9999.0,
+fn logprob(logit: f32, log_sum_exp: Option<f32>) -> Option<f32> {
+    match logit - log_sum_exp? {
+        p if p.is_finite() => Some(p),
+        _ => Some(-9999.0),
     }
 }
 
@@ -230,7 +230,7 @@ fn bits(logit: f32) -> String {
 }
 
 fn chat_logprobs(job: &Job, entries: &[Entry], alternatives: usize) -> Value {
-    let one = |text: &str, id: u32, logit: f32, lse: f32| {
+    let one = |text: &str, id: u32, logit: f32, lse: Option<f32>| {
         let tokenizer = job.served.tokenizer.as_ref();
         let bytes = match tokenizer.and_then(|t| t.bytes_of(id)) {
             Some(bytes) => Some(bytes),
@@ -264,7 +264,7 @@ fn completion_logprobs(job: &Job, entries: &[Entry], alternatives: usize) -> Val
     let chosen = |e: &Entry| Some((e.row.as_ref()?.chosen_logit?, e.row.as_ref()?.log_sum_exp));
     let mut all = json!({
         "tokens": each(&|e| e.text.as_str().into()),
-        "token_logprobs": each(&|e| chosen(e).map(|(z, lse)| logprob(z, lse)).into()),
+        "token_logprobs": each(&|e| chosen(e).and_then(|(z, lse)| logprob(z, lse)).into()),
         "top_logprobs": each(&|e| match &e.row {
             None => Value::Null,
             Some(row) => {

@@ -1,13 +1,14 @@
 //! Scores of prompts, and decode against teacher-forced prefill.
 
 use crate::support::*;
-use engine::{EngineConfig, Request};
+use engine::{EngineConfig, Request, Row};
 
 /// A request that only scores its prompt.
 fn score(prompt: Vec<u32>) -> Request {
     Request {
         prompt_rows_from: Some(0),
         max_tokens: 0,
+        log_sum_exp: true,
         ..Request::new(prompt, engine::Protection::Invariant, 0)
     }
 }
@@ -35,6 +36,32 @@ fn teacher_forced_prefill_equals_the_decode_at_all_300_steps() {
                 &record.prompt_rows[..300],
                 &format!("chunk {chunk:?}"),
             );
+        }
+    }
+}
+
+#[test]
+fn rows_have_a_log_sum_exp_where_asked_and_are_the_same_without() {
+    let host = host();
+    let mut greedy = greedy(3, 90, 20);
+    greedy.prompt_rows_from = Some(0);
+    for asks in [greedy.clone(), seeded(greedy, 5)] {
+        let bare = Request {
+            log_sum_exp: false,
+            ..asks.clone()
+        };
+        let (with, want) = (solo(&host, &asks), solo(&host, &bare));
+        assert_same(&with.trace, &want.trace, "without");
+        let rows = |r: &Record| [r.prompt_rows.clone(), r.rows.clone()].concat();
+        let (with, want) = (rows(&with), rows(&want));
+        assert_eq!((with.len(), want.len()), (110, 110));
+        for (with, want) in with.into_iter().zip(want) {
+            assert!(with.log_sum_exp.is_some());
+            let with = Row {
+                log_sum_exp: None,
+                ..with
+            };
+            assert_eq!(with, want);
         }
     }
 }

@@ -111,8 +111,7 @@ pub fn logits_at(
     let output = |&index: &usize| OutputRow {
         index,
         logits: true,
-        score: None,
-        choose: None,
+        ..OutputRow::default()
     };
     let launch = Launch {
         family: KernelFamily::Contract,
@@ -151,9 +150,12 @@ pub fn prompt_of(seed: u64, len: usize, vocab_size: usize) -> Vec<u32> {
     audit::random_prompt(seed, len, vocab_size)
 }
 
-/// A greedy `invariant` request.
+/// A greedy `invariant` request, with all that is compared of its rows.
 pub fn greedy(seed: u64, len: usize, tokens: usize) -> Request {
-    Request::new(prompt(seed, len), Protection::Invariant, tokens)
+    Request {
+        log_sum_exp: true,
+        ..Request::new(prompt(seed, len), Protection::Invariant, tokens)
+    }
 }
 
 /// The same at temperature 1 with a seed.
@@ -289,7 +291,7 @@ pub fn assert_same(solo: &Trace, other: &Trace, what: &str) {
 pub fn assert_same_rows(a: &[Row], b: &[Row], what: &str) {
     let bits = |r: &Row| {
         let top: Vec<(u32, u32)> = r.top.iter().map(|(id, z)| (*id, z.to_bits())).collect();
-        (top, r.log_sum_exp.to_bits())
+        (top, r.log_sum_exp.expect("asked for").to_bits())
     };
     assert_eq!(a.len(), b.len(), "{what}: number of rows");
     for (i, (x, y)) in a.iter().zip(b).enumerate() {

@@ -227,9 +227,7 @@ fn segment(
 ) -> Segment {
     let output = |index| OutputRow {
         index,
-        logits: false,
-        score: None,
-        choose: None,
+        ..OutputRow::default()
     };
     Segment {
         offset,

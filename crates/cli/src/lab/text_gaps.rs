@@ -9,7 +9,7 @@ use crate::settings::Settings;
 use crate::{output, score};
 use anyhow::{Result, bail};
 use device::BLOCK_TOKENS;
-use engine::Protection;
+use engine::{Protection, Request};
 use serde_json::Value;
 use std::path::Path;
 
@@ -54,7 +54,8 @@ impl TextGaps {
         let session = opened.start(&[Protection::Invariant], KvNeed::Blocks(blocks))?;
         let mut gaps = Vec::new();
         for part in ids.chunks(window) {
-            for row in score::prompt_rows(&session, part, Protection::Invariant)? {
+            let request = Request::new(part.to_vec(), Protection::Invariant, 0);
+            for row in score::prompt_rows(&session, request)? {
                 match Margin::of(&row.top) {
                     Some(margin) => gaps.push(margin.relative),
                     None => bail!(

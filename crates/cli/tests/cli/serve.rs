@@ -11,8 +11,8 @@ fn ask(protection: &str) -> Value {
            "logprobs": 20, "logit_bits": true, "return_token_ids": true})
 }
 
-/// What `generate` gives for the same: token ids and, step by step, (id, bits) of the Top-20; and its key.
-fn generated(protection: &str) -> (Value, Value, Value) {
+/// The answer that `generate` gives for the same.
+fn answered(protection: &str) -> Value {
     let report = json(&[
         "generate",
         "--model",
@@ -29,7 +29,12 @@ fn generated(protection: &str) -> (Value, Value, Value) {
         "--protection",
         protection,
     ]);
-    let choice = &report["choices"][0];
+    report["choices"][0].clone()
+}
+
+/// Of that, token ids and, step by step, (id, bits) of the Top-20; and its key.
+fn generated(protection: &str) -> (Value, Value, Value) {
+    let choice = answered(protection);
     let steps = choice["steps"].as_array().expect("steps");
     let top = |s: &Value| -> Value {
         let top = s["top"].as_array().expect("a list");
@@ -255,6 +260,36 @@ fn several_prompts_are_answered_as_each_alone() {
 }
 
 #[test]
+fn log_probabilities_are_those_of_generate() {
+    let server = Serving::start(&["--model", TINY, "--protections", "none,invariant"]);
+    for protection in ["none", "invariant"] {
+        let logprobs = |alternatives: Value| {
+            let mut body = ask(protection);
+            body["logprobs"] = alternatives;
+            body["logit_bits"] = false.into();
+            server.complete(&body)["choices"][0]["logprobs"].clone()
+        };
+        assert_eq!(logprobs(Value::Null), Value::Null);
+        let (got, answer) = (logprobs(json!(20)), answered(protection));
+        let f32_of = |v: &Value| v.as_f64().expect("a number") as f32;
+        let steps = answer["steps"].as_array().expect("steps");
+        for (i, step) in steps.iter().enumerate() {
+            assert_eq!(got["token_logprobs"][i], step["logprob"]);
+            let top = got["top_logprobs"][i].as_object().expect("an object");
+            let want = step["top"].as_array().expect("top");
+            assert_eq!(top.len(), want.len());
+            // An id is its own text here.
+            for (got, want) in top.values().zip(want) {
+                let want = f32_of(&want["logit"]) - f32_of(&step["log_sum_exp"]);
+                assert_eq!(f32_of(got), want);
+            }
+        }
+        assert_eq!(logprobs(json!(0))["token_logprobs"], got["token_logprobs"]);
+        assert_eq!(got["token_logprobs"].as_array().map(Vec::len), Some(12));
+    }
+}
+
+#[test]
 fn echo_scores_the_prompt_as_generate_does() {
     let server = Serving::start(&["--model", TINY, "--protections", "none,invariant"]);
     let body = json!({"prompt": PROMPT, "max_tokens": 0, "echo": true, "logprobs": 2});
@@ -427,6 +462,7 @@ fn a_chat_with_the_default_model() {
         .iter()
         .enumerate()
     {
+        assert_eq!(token["logprob"], own["steps"][i]["logprob"]);
         assert_eq!(
             token["top_logprobs"][0]["logit_bits"],
             own["steps"][i]["top"][0]["bits"]

@@ -139,7 +139,7 @@ impl Decoder {
             Ok(RowResult {
                 nan: false,
                 top: top.clone(),
-                log_sum_exp: picked.log_sum_exp,
+                log_sum_exp: output.log_sum_exp.then_some(picked.log_sum_exp),
                 score: output.score.map(|_| picked.score),
                 chosen: output.choose.as_ref().map(|_| picked.chosen),
                 logits: match output.logits {
@@ -171,9 +171,7 @@ mod tests {
                 .iter()
                 .map(|&index| OutputRow {
                     index,
-                    logits: false,
-                    score: None,
-                    choose: None,
+                    ..OutputRow::default()
                 })
                 .collect(),
         };

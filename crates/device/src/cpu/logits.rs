@@ -62,12 +62,14 @@ pub(super) fn select(isa: Isa, z: &mut [f32], asked: &OutputRow) -> RowResult {
             ..RowResult::default()
         };
     };
-    let log_sum_exp = if max.is_infinite() {
-        max
-    } else {
-        // SAFETY: as above.
-        numerics::select::log_of_sum(max, unsafe { isa.run(ExpSum { x: z, max }) })
-    };
+    let log_sum_exp = asked.log_sum_exp.then(|| {
+        if max.is_infinite() {
+            max
+        } else {
+            // SAFETY: as above.
+            numerics::select::log_of_sum(max, unsafe { isa.run(ExpSum { x: z, max }) })
+        }
+    });
     let n = numerics::TOP_N;
     let ask = asked.choose.as_ref();
     let chosen = ask.and_then(|ask| choose(isa, z, ask));

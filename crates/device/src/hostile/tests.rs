@@ -81,7 +81,7 @@ fn segment(offset: usize, start: usize, len: usize, block: usize, salt: usize) -
             index: len - 1,
             logits: true,
             score: Some(3),
-            choose: None,
+            ..OutputRow::default()
         }],
     }
 }

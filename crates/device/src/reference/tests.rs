@@ -110,8 +110,9 @@ fn logits(device: &mut ReferenceDevice, tokens: &[u32], cuts: &[usize], blocks: 
             .map(|index| OutputRow {
                 index,
                 logits: true,
+                log_sum_exp: true,
                 score: Some(7),
-                choose: None,
+                ..OutputRow::default()
             })
             .collect();
         let segment = Segment {
@@ -136,6 +137,7 @@ fn logits(device: &mut ReferenceDevice, tokens: &[u32], cuts: &[usize], blocks: 
             assert!(!row.nan);
             let all = row.logits.as_ref().expect("asked for");
             assert_eq!(row.score, Some(all[7]));
+            assert_eq!(row.log_sum_exp, Some(select::log_sum_exp(all)));
             assert_eq!(
                 row.top,
                 select::top_k(all, numerics::TOP_N).expect("no NaN")
@@ -186,8 +188,7 @@ fn copied_blocks_continue_a_sequence() {
         outputs: vec![OutputRow {
             index: 0,
             logits: true,
-            score: None,
-            choose: None,
+            ..OutputRow::default()
         }],
     };
     let launch = Launch {
@@ -396,9 +397,7 @@ fn a_position_that_is_not_finite_is_seen_as_nan() {
             let outputs = (0..tokens.len())
                 .map(|index| OutputRow {
                     index,
-                    logits: false,
-                    score: None,
-                    choose: None,
+                    ..OutputRow::default()
                 })
                 .collect();
             let segments = vec![Segment {

@@ -2,7 +2,9 @@
 
 use super::constrained::held;
 use super::fake::mix;
-use super::harness::{Record, equivariant, fake_engine, invariant, prompt, run, run_with, seeded};
+use super::harness::{
+    Record, asking, equivariant, fake_engine, invariant, prompt, run, run_with, seeded,
+};
 use crate::config::LockedConfig;
 use crate::{Engine, EngineConfig, Protection, Request, RequestId, Stats};
 
@@ -34,7 +36,7 @@ fn request(draw: &mut impl FnMut(usize) -> usize) -> Request {
     let protection = Protection::ALL[draw(Protection::ALL.len())];
     let len = [1 + draw(12), 60 + draw(8), 1 + draw(190)][draw(3)];
     let (seed, max) = (draw(6) as u64, 1 + draw(100));
-    let mut request = Request::new(prompt(seed, len), protection, max);
+    let mut request = asking(prompt(seed, len), protection, max);
     request.use_cache = draw(3) > 0;
     request.prompt_rows_from = (draw(6) == 0).then_some(len / 2);
     request.stop_tokens = (0..draw(3)).map(|_| draw(60) as u32).collect();

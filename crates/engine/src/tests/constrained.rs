@@ -2,7 +2,7 @@
 
 use super::fake::{VOCAB, fake_device};
 use super::harness::{
-    Answer, FACTS, equivariant, fake_engine, none, prompt, run, run_with, seeded, solo,
+    Answer, FACTS, asking, equivariant, fake_engine, none, prompt, run, run_with, seeded, solo,
 };
 use crate::config::LockedConfig;
 use crate::{
@@ -56,7 +56,7 @@ pub fn held(mut request: Request, modulus: u32, length: usize, breaks_at: usize)
 }
 
 fn by(protection: Protection, seed: u64) -> Request {
-    Request::new(prompt(seed, 20), protection, 24)
+    asking(prompt(seed, 20), protection, 24)
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! How long targets wait, who pays for what a launch leaves empty, and what a certificate changes.
 
-use super::harness::{fake_engine, none, prompt, run};
+use super::harness::{asking, fake_engine, none, prompt, run};
 use crate::certify::Certificate;
 use crate::config::LockedConfig;
 use crate::{Engine, EngineConfig, Event, Protection, Request};
@@ -25,7 +25,7 @@ fn engine(blocks: usize) -> Engine {
 
 fn mixed(i: u64) -> Request {
     let protection = Protection::ALL[i as usize % 5];
-    Request::new(
+    asking(
         prompt(i, 1 + (i as usize * 7) % 60),
         protection,
         1 + (i as usize * 5) % 12,
@@ -39,7 +39,7 @@ fn waits(protection: Protection, later: u64) -> (u64, u64) {
         engine.submit(mixed(i)).unwrap();
     }
     let id = engine
-        .submit(Request::new(prompt(99, 50), protection, 8))
+        .submit(asking(prompt(99, 50), protection, 8))
         .unwrap();
     let (mut admitted, mut ended) = (None, None);
     for step in 0..3000 {
@@ -109,14 +109,14 @@ fn waiting_is_counted_once_in_steps() {
 fn an_empty_row_is_counted_and_a_full_one_too() {
     let mut engine = self::engine(100);
     engine
-        .submit(Request::new(prompt(1, 10), Protection::Rows, 3))
+        .submit(asking(prompt(1, 10), Protection::Rows, 3))
         .unwrap();
     run(&mut engine);
     // Alone: 3 rows of 16 for a prompt of 10, then 2 steps of 4 rows.
     let alone = engine.stats().of(Protection::Rows);
     assert_eq!((alone.launched_rows, alone.filled_rows), (48 + 8, 10 + 2));
     engine
-        .submit(Request::new(prompt(1, 16), Protection::Rows, 3))
+        .submit(asking(prompt(1, 16), Protection::Rows, 3))
         .unwrap();
     for i in 0..2 {
         engine.submit(none(i, 16, 3)).unwrap();
@@ -146,7 +146,7 @@ fn an_adopted_certificate_lets_targets_of_that_geometry_share() {
         }
         for i in 0..3 {
             engine
-                .submit(Request::new(prompt(i, 10), Protection::Rows, 1))
+                .submit(asking(prompt(i, 10), Protection::Rows, 1))
                 .unwrap();
         }
         run(&mut engine);

@@ -225,7 +225,9 @@ fn result(state: u64, output: &device::OutputRow) -> RowResult {
     RowResult {
         nan: state == NAN,
         top,
-        log_sum_exp: (mix(state, 1 << 40) >> 44) as f32,
+        log_sum_exp: output
+            .log_sum_exp
+            .then(|| (mix(state, 1 << 40) >> 44) as f32),
         score: output.score.map(|id| logits[id as usize]),
         logits: output.wants_logits().then_some(logits),
         chosen: None,

@@ -39,12 +39,20 @@ pub fn prompt(seed: u64, len: usize) -> Vec<u32> {
         .collect()
 }
 
+/// A greedy request whose rows carry all that [`Answer`] compares.
+pub fn asking(prompt: Vec<u32>, protection: Protection, max_tokens: usize) -> Request {
+    Request {
+        log_sum_exp: true,
+        ..Request::new(prompt, protection, max_tokens)
+    }
+}
+
 pub fn invariant(seed: u64, len: usize, max_tokens: usize) -> Request {
-    Request::new(prompt(seed, len), Protection::Invariant, max_tokens)
+    asking(prompt(seed, len), Protection::Invariant, max_tokens)
 }
 
 pub fn none(seed: u64, len: usize, max_tokens: usize) -> Request {
-    Request::new(prompt(seed, len), Protection::None, max_tokens)
+    asking(prompt(seed, len), Protection::None, max_tokens)
 }
 
 /// Everything a request saw that may not depend on others: ids and bits.
@@ -56,14 +64,14 @@ pub struct Answer {
     pub reason: Option<FinishReason>,
 }
 
-/// A row by its bits: top, log-sum-exp, chosen.
-pub type RowBits = (Vec<(u32, u32)>, u32, Option<u32>);
+/// A row by its bits: top, log-sum-exp where asked, chosen.
+pub type RowBits = (Vec<(u32, u32)>, Option<u32>, Option<u32>);
 
 fn bits(row: &Row) -> RowBits {
     let top = row.top.iter().map(|&(id, z)| (id, z.to_bits())).collect();
     (
         top,
-        row.log_sum_exp.to_bits(),
+        row.log_sum_exp.map(f32::to_bits),
         row.chosen_logit.map(f32::to_bits),
     )
 }

@@ -1,9 +1,9 @@
 //! The engine on the hostile device: a real model whose vendor sums go in orders drawn from the launch's geometry.
 
-use super::harness::{FACTS, none, prompt, run};
+use super::harness::{FACTS, asking, none, prompt, run};
 use crate::config::LockedConfig;
 use crate::protections::all;
-use crate::{Engine, EngineConfig, ModelFacts, Protection, Request};
+use crate::{Engine, EngineConfig, ModelFacts, Protection};
 use device::cpu::CpuOptions;
 use device::hostile::{HostileDevice, RowOrders};
 use model::synthetic::Synthetic;
@@ -71,20 +71,20 @@ fn every_length_up_to_the_top_rung_has_the_floats_it_has_alone() {
             let mut alone = hostile_engine(row_sensitive, 30, small(many));
             let mut crowd = hostile_engine(row_sensitive, 30, small(many));
             for len in 1..=top {
-                let request = Request::new(prompt(5, len), *protection, 3);
+                let request = asking(prompt(5, len), *protection, 3);
                 let id = alone.submit(request.clone()).unwrap();
                 let want = run(&mut alone).answers.remove(&id).unwrap();
                 let neighbour = |i: usize| none((10 * len + i) as u64, 1 + (17 * i + len) % 70, 4);
                 crowd.submit(neighbour(0)).unwrap();
                 crowd.submit(neighbour(1)).unwrap();
                 let id = crowd.submit(request).unwrap();
-                let twin = Request::new(prompt(6, 1 + len / 2), *protection, 5);
+                let twin = asking(prompt(6, 1 + len / 2), *protection, 5);
                 crowd.submit(twin).unwrap();
                 crowd.submit(neighbour(2)).unwrap();
                 let got = run(&mut crowd).answers.remove(&id);
                 assert_eq!(got, Some(want), "{protection}, {len} tokens");
             }
-            let beyond = Request::new(prompt(5, top + 1), *protection, 3);
+            let beyond = asking(prompt(5, top + 1), *protection, 3);
             match (protection, crowd.submit(beyond)) {
                 (Protection::Rows | Protection::Pack, Err(refusal)) => {
                     let text = refusal.to_string();

@@ -2,7 +2,7 @@
 //! alone and in any crowd, and planners with a mistake in them are found out.
 
 use super::fake::{Log, SharedLog, mix};
-use super::harness::{FACTS, equivariant, fake_engine, none, prompt, run, run_with};
+use super::harness::{FACTS, asking, equivariant, fake_engine, none, prompt, run, run_with};
 use super::hostile::hostile_engine;
 use crate::config::LockedConfig;
 use crate::prefix::Provenance;
@@ -48,7 +48,7 @@ fn engine(row_sensitive: bool, many: bool, blocks: usize) -> (Engine, SharedLog)
 }
 
 fn target(protection: Protection, seed: u64, len: usize, max_tokens: usize) -> Request {
-    Request::new(prompt(seed, len), protection, max_tokens)
+    asking(prompt(seed, len), protection, max_tokens)
 }
 
 /// The request alone in a fresh engine.

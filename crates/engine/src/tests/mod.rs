@@ -10,6 +10,7 @@ mod harness;
 mod hostile;
 mod invariance;
 mod locked;
+mod log_sum_exp;
 mod pace;
 mod planners;
 mod reference;

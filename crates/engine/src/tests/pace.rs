@@ -54,7 +54,6 @@ impl Device for Instantly {
             top: (0..20)
                 .map(|i| ((id as u32 + i) % 60, -(i as f32)))
                 .collect(),
-            log_sum_exp: 1.0,
             ..RowResult::default()
         };
         let rows = plan.launches.iter().map(|l| {

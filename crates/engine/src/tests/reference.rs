@@ -1,6 +1,6 @@
 //! The engine on the scalar reference of the contract, with a small model: crowds against solo.
 
-use super::harness::{Answer, Record, prompt, run_with, seeded};
+use super::harness::{Answer, Record, asking, prompt, run_with, seeded};
 use crate::{Engine, EngineConfig, ModelFacts, Protection, Request, RequestId};
 use device::reference::ReferenceDevice;
 use model::synthetic::Synthetic;
@@ -26,7 +26,7 @@ fn engine(blocks: usize, config: EngineConfig) -> Engine {
 }
 
 fn request(seed: u64, len: usize, max_tokens: usize) -> Request {
-    Request::new(prompt(seed, len), Protection::Invariant, max_tokens)
+    asking(prompt(seed, len), Protection::Invariant, max_tokens)
 }
 
 /// The target's answer with `disturb` called before each step.

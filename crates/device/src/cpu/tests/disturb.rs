@@ -17,8 +17,7 @@ fn plan(start: usize, n: usize) -> StepPlan {
             .map(|index| OutputRow {
                 index,
                 logits: true,
-                score: None,
-                choose: None,
+                ..OutputRow::default()
             })
             .collect(),
     };

@@ -450,8 +450,7 @@ fn vendor_launches_are_near_the_contract() {
                     outputs: vec![OutputRow {
                         index: n - 1,
                         logits: true,
-                        score: None,
-                        choose: None,
+                        ..OutputRow::default()
                     }],
                 };
                 let segments = vec![segment(0), segment(1)];

@@ -76,6 +76,7 @@ pub fn run(global: &Global, args: &SelftestArgs) -> Result<Outcome> {
     let mut list = hopper_cases::all();
     list.extend(hopper_cases::choices());
     list.extend(hopper_cases::gated_products());
+    list.extend(hopper_cases::firsts());
     list.extend(sweep);
     let asked = |n: &&hopper_cases::Named| {
         let filter = args.filter.as_deref();

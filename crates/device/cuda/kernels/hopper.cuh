@@ -33,3 +33,8 @@ __device__ __forceinline__ void tma(u32 dst, const TMap* m, int x, int y, u32 ba
     :: "r"(dst), "l"(m), "r"(x), "r"(y), "r"(bar), "l"(policy) : "memory"); }
 __device__ __forceinline__ u64 evict_first() { u64 p; asm("createpolicy.fractional.L2::evict_first.b64 %0,1.0;" : "=l"(p)); return p; }
 __device__ __forceinline__ u64 evict_last() { u64 p; asm("createpolicy.fractional.L2::evict_last.b64 %0,1.0;" : "=l"(p)); return p; }
+__device__ __forceinline__ void add(u32* p, u32 v) { asm volatile("red.shared.add.u32 [%0],%1;" :: "r"(sm(p)), "r"(v) : "memory"); }
+// Adds 1 and gives what was there.
+__device__ __forceinline__ u32 take(u32* p) { u32 v; asm volatile("atom.shared.add.u32 %0,[%1],1;" : "=r"(v) : "r"(sm(p)) : "memory"); return v; }
+// What is there, told by others meanwhile.
+__device__ __forceinline__ u32 told(u32* p) { u32 v; asm volatile("atom.shared.or.b32 %0,[%1],0;" : "=r"(v) : "r"(sm(p)) : "memory"); return v; }

@@ -16,9 +16,19 @@
 #ifndef BX
 #define BX 2  // boxes a stage
 #endif
+#ifndef HEAD
+#define HEAD 0  // logits of at most TN rows: no y, but the first tokens of each row, listed
+#endif
+#if HEAD
+#include "firsts.cuh"
+#endif
 constexpr int R = WG * 64, SB = BX * (R + TN) * 128, NS = 220 * 1024 / SB, BAND = 8;
 extern "C" __global__ void __launch_bounds__(WG * 128 + 128, 1) linear_wg(const __grid_constant__ TMap mW, const __grid_constant__ TMap mX,
-    const float* bias, bf* yb, float* yf, int N, int K, int M) {
+    const float* bias, bf* yb, float* yf, int N, int K, int M
+#if HEAD
+    , u64* list, int room, u32* state
+#endif
+    ) {
   extern __shared__ u8 raw[];
   const u32 base = (sm(raw) + 1023) & ~1023u, full = base + NS * SB, empty = full + 8 * NS;
   const int wg = threadIdx.x >> 7, tid = threadIdx.x & 127, w = tid >> 5, l = tid & 31;
@@ -29,6 +39,10 @@ extern "C" __global__ void __launch_bounds__(WG * 128 + 128, 1) linear_wg(const 
     r = band * BAND + in % high;
     p = in / high;
   };
+#if HEAD
+  __shared__ u32 made;  // tiles
+  if (threadIdx.x == 0) made = 0;
+#endif
   if (threadIdx.x == 0) {
     for (int i = 0; i < NS; i++) { mb_init(full + 8 * i, 1); mb_init(empty + 8 * i, WG * 4); }
     mb_fence();
@@ -71,10 +85,16 @@ extern "C" __global__ void __launch_bounds__(WG * 128 + 128, 1) linear_wg(const 
       for (int it = 0; it < head; it++, next(in)) inputs(in);
       for (int it = head; it < mine; it++, next(at)) { mb_wait(empty + 8 * at.sl, (at.round - 1) & 1); weights(at); inputs(at); }
     }
+#if HEAD
+    if (w == 1) raise(state, M, &made, (tiles - 1 - blockIdx.x) / gridDim.x + 1);
+#endif
     return;
   }
   const int g = l >> 2, q = l & 3;
   int sl = 0, round = 0, last = 0;
+#if HEAD
+  Firsts<TN / 8> firsts{list, state, room, N, M, -1};
+#endif
   for (int t = blockIdx.x; t < tiles; t += gridDim.x) {
     int r, p;
     place(t, r, p);
@@ -82,6 +102,9 @@ extern "C" __global__ void __launch_bounds__(WG * 128 + 128, 1) linear_wg(const 
 #pragma unroll
     for (int i = 0; i < TN / 2; i++) d[i] = 0;
     for (int s = 0; s < nst; s++) {
+#if HEAD
+      if (s == nst - 1) firsts.look();
+#endif
       const u32 st = base + sl * SB;
       mb_wait(full + 8 * sl, round & 1);
       wg_fence();
@@ -99,6 +122,10 @@ extern "C" __global__ void __launch_bounds__(WG * 128 + 128, 1) linear_wg(const 
     }
     wg_wait<0>();
     if (l == 0) mb_arrive(empty + 8 * last);
+#if HEAD
+    firsts.take(d, r * R + wg * 64 + w * 16);
+    if (threadIdx.x == 0) add(&made, 1);
+#else
 #pragma unroll
     for (int i = 0; i < TN / 2; i++) {
       const int high = r * R + wg * 64 + w * 16 + g + ((i >> 1) & 1) * 8, wide = p * TN + (i >> 2) * 8 + q * 2 + (i & 1);
@@ -109,5 +136,9 @@ extern "C" __global__ void __launch_bounds__(WG * 128 + 128, 1) linear_wg(const 
         if (yf) yf[(size_t)tok * N + row] = y; else yb[(size_t)tok * N + row] = tobf(y);
       }
     }
+#endif
   }
+#if HEAD
+  firsts.end();
+#endif
 }

@@ -1,17 +1,9 @@
 // Rows of logits: -0 becomes +0, Top-20 by (logit descending, id ascending), log-sum-exp, whether any is NaN; then, where
-// asked, the token after the row and single logits. stride: logits a row in memory; n: those that count; each: see row.cuh.
-// out: a row's 20 ids, 20 logits, log-sum-exp, 1 for NaN, token, its logit, single logit.
+// asked, the token after the row and single logits. stride: logits a row in memory; n: those that count; each: see row.cuh;
+// summed: whether log-sum-exp is asked.
 #include "choose.cuh"
-#define TOP FIRST
-#define WORDS (2 * TOP + 5)
-// A token of this block: greater is earlier in the order of logit and id; 0 is none.
-__device__ __forceinline__ u64 full_key(float z, int id) { return (u64)key_of(z) << 32 | (u32)~id; }
-__device__ __forceinline__ void put(int* out, int place, u64 key) {
-  out[place] = key ? (int)~(u32)key : -1;
-  out[TOP + place] = key ? __float_as_int(logit_of((u32)(key >> 32))) : 0;
-}
 // Grid: (8, rows). Dynamic shared memory: 512 each floats.
-extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THREADS, 2) logits(float* all, int stride, int n, int each,
+extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THREADS, 2) logits(float* all, int stride, int n, int each, int summed,
     const Ask* asks, const Change* changes, int* results) {
   extern __shared__ float z[];
   __shared__ Shared s;
@@ -63,7 +55,7 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THRE
   const float m = logit_of((u32)(s.top >> 32));
   const u64 floor = s.floor;
   u64 sum = 0;
-  const bool sums = m != INF && m != -INF;
+  const bool sums = summed && m != INF && m != -INF;
   for (int i = t; i < size; i += THREADS) {
     const float x = z[i];
     const u64 key = full_key(x, first + i);
@@ -79,7 +71,7 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THRE
     if (t == 0) {
       sum = 0;
       for (int b = 0; b < BLOCKS; b++) sum += far64(&s.sent[0], b);
-      out[2 * TOP] = __float_as_int(sums ? m + ln_(__ull2float_rn(sum) * 9.094947017729282379e-13f) : m);
+      if (summed) out[2 * TOP] = __float_as_int(sums ? m + ln_(__ull2float_rn(sum) * 9.094947017729282379e-13f) : m);
       out[2 * TOP + 1] = 0;
     }
     if (listed <= LISTED) {

@@ -4,21 +4,12 @@
 // number, so that no bank serves two threads of a warp).
 #include "hopper.cuh"
 #include "math.cuh"
+#include "order.cuh"
 #define BLOCKS 8
 #define THREADS 512
 #define WARPS (THREADS / 32)
 #define BINS 512
-#define FIRST 20
 #define LISTED 256  // tokens in a list at most
-
-// Greater is earlier in the order; no logit's is 0.
-__device__ __forceinline__ u32 key_of(float z) {
-  if (z == 0.f) z = 0.f;
-  u32 b = __float_as_uint(z);
-  return (b >> 31) ? ~b : b | 0x80000000u;
-}
-__device__ __forceinline__ float logit_of(u32 key) { return __uint_as_float((key >> 31) ? key & 0x7fffffff : ~key); }
-__device__ __forceinline__ u64 greater(u64 a, u64 b) { return a > b ? a : b; }
 
 __device__ __forceinline__ void all_blocks() { asm volatile("barrier.cluster.arrive;\nbarrier.cluster.wait;" ::: "memory"); }
 // A word at this place of another block's shared memory.
@@ -35,9 +26,6 @@ __device__ __forceinline__ u64 far64(const u64* p, int block) {
   asm volatile("ld.shared::cluster.u64 %0,[%1];" : "=l"(v) : "r"(at) : "memory");
   return v;
 }
-__device__ __forceinline__ void add(u32* p, u32 v) { asm volatile("red.shared.add.u32 [%0],%1;" :: "r"(sm(p)), "r"(v) : "memory"); }
-// Adds 1 and gives what was there.
-__device__ __forceinline__ u32 take(u32* p) { u32 v; asm volatile("atom.shared.add.u32 %0,[%1],1;" : "=r"(v) : "r"(sm(p)) : "memory"); return v; }
 
 // Tokens and weights of a thread's bin, of those before it, and all weights.
 struct Level { u64 count, weight, counts_before, weights_before, weights; };
@@ -49,7 +37,7 @@ struct Shared {
   u32 bins[2][3][BINS];
   u64 part[2][WARPS];
   u64 sent[4];
-  u64 peaks[THREADS / 8], firsts[FIRST];
+  u64 peaks[THREADS / 8], firsts[TOP];
   u64 list[LISTED], all[LISTED], weights[LISTED];
   u64 floor, top;
   Level found;

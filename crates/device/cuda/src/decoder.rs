@@ -5,9 +5,10 @@ use crate::cublaslt::Place;
 use crate::gated::{Gated, GatedProduct, activation_table};
 use crate::gpu::{Buffer, Gpu};
 use crate::lane::Lane;
-use crate::launch::{self, Linear, Selection};
+use crate::launch::{self, Linear};
 use crate::lists::List;
 use crate::own::Own;
+use crate::selection::Selection;
 use crate::step::Step;
 use crate::weights::{Loaded, Matrix};
 use crate::{Cost, CublasLt, CudaError, pages};
@@ -73,7 +74,7 @@ impl Decoder {
         gpu.fill(&kv, 0, bytes, 0)?;
         let gelu = config.activation == Activation::GeluTanh;
         let mut own = Own::default();
-        own.at_load(gpu, &loaded, gelu)?;
+        own.at_load(gpu, &loaded, &config)?;
         Ok(Self {
             own,
             activation: activation_table(gpu, gelu)?,
@@ -289,6 +290,11 @@ impl Decoder {
             || Cost::halves(3 * rows * c.ffn),
             || gated.run(gpu, gated.best()),
         )
+    }
+
+    /// The kernel that lists the first tokens of so many rows of logits, if one is in use.
+    pub fn listing(&self, rows: usize) -> Option<&'static str> {
+        self.own.listing(rows)
     }
 
     /// The output matrix.

@@ -3,7 +3,9 @@
 
 use crate::CudaError;
 use crate::gpu::{Buffer, Gpu};
+use crate::head::{Head, Lists};
 use crate::launch::{self, Linear};
+use crate::selection::Selection;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -21,6 +23,9 @@ const LAUNCHES: usize = 200;
 
 /// Rows and columns of W: sizes that models have, with few and many stages of K.
 const SHAPES: [(usize, usize); 4] = [(4096, 4096), (4096, 12288), (6144, 4096), (1536, 576)];
+
+/// Likewise of an output matrix: more than two tiles for each multiprocessor.
+const VOCABULARY: (usize, usize) = (20_000, 1024);
 
 /// At the edges of the kernels' tiles.
 const TOKENS: [usize; 7] = [1, 7, 8, 16, 32, 64, 128];
@@ -102,7 +107,63 @@ pub fn products(gpu: &Gpu) -> Result<(usize, Vec<String>)> {
             }
         }
     }
+    listed(gpu, &mut launched, &mut wrong)?;
     Ok((launched, wrong))
+}
+
+/// Likewise what lists first tokens, each time into lists that the selection before has emptied.
+fn listed(gpu: &Gpu, launched: &mut usize, wrong: &mut Vec<String>) -> Result<()> {
+    let (vocab, width) = VOCABULARY;
+    let room = |n: usize| gpu.alloc(n, "a product beside copies");
+    let w = room(vocab * width * 2)?;
+    launch::adverse(gpu, &w, vocab * width, width, 2)?;
+    for tokens in TOKENS {
+        let [x, z, keys] = [
+            room(tokens * width * 2)?,
+            room(tokens * vocab * 4)?,
+            room(Lists::bytes(tokens, vocab))?,
+        ];
+        launch::adverse(gpu, &x, tokens * width, width, 1)?;
+        let logits = Linear {
+            wide: true,
+            ..product(&x, &w, &z, (tokens, vocab, width))
+        };
+        logits.run(gpu, launch::LINEAR_REF)?;
+        let selection = || {
+            let new = Selection::new(gpu, tokens)?;
+            new.clear(gpu).map(|()| new)
+        };
+        let want = selection()?;
+        want.run(gpu, &z, tokens, (vocab, vocab), false, None)?;
+        let lists = Lists::new(gpu, keys, tokens, vocab)?;
+        let job = Head {
+            x: &x,
+            w: &w,
+            tokens,
+            outputs: vocab,
+            vocab,
+            width,
+        };
+        for kernel in Head::kernels(tokens, width) {
+            let got = (0..LAUNCHES).map(|_| selection());
+            let got: Vec<Selection> = got.collect::<Result<_>>()?;
+            for to in &got {
+                job.run(gpu, kernel, &lists)?;
+                to.run_listed(gpu, &lists, tokens)?;
+            }
+            let mut differ = 0;
+            for to in &got {
+                differ += usize::from(!want.same(gpu, to)?);
+            }
+            *launched += LAUNCHES;
+            if differ > 0 {
+                wrong.push(format!(
+                    "{kernel}, {tokens} x {vocab} x {width}: {differ} of {LAUNCHES} launches beside copies find other tokens"
+                ));
+            }
+        }
+    }
+    Ok(())
 }
 
 fn product<'a>(

@@ -6,7 +6,9 @@ pub static HEADERS: &[(&str, &str)] = &[
     ("k16.cuh", include_str!("../kernels/k16.cuh")),
     ("math.cuh", include_str!("../kernels/math.cuh")),
     ("hopper.cuh", include_str!("../kernels/hopper.cuh")),
+    ("order.cuh", include_str!("../kernels/order.cuh")),
     ("row.cuh", include_str!("../kernels/row.cuh")),
+    ("firsts.cuh", include_str!("../kernels/firsts.cuh")),
     ("choose.cuh", include_str!("../kernels/choose.cuh")),
     ("wgmma.cuh", include_str!("../kernels/wgmma.cuh")),
 ];
@@ -100,7 +102,8 @@ pub static UNITS: &[Unit] = units! {
     "add_bias" "add_bias.cu" [] false { "add_bias" "add_bias" 0 }
     "embed" "embed.cu" [] false { "embed" "embed" 0 }
     "norm" "norm.cu" [] false { "norm" "norm_rows" 0 }
-    "logits" "logits.cu" [] true { "logits" "logits" crate::launch::Selection::SHARED }
+    "logits" "logits.cu" [] true { "logits" "logits" crate::selection::Selection::SHARED }
+    "firsts" "firsts.cu" [] true { "firsts" "firsts" 0 }
     "heads" "heads.cu" [] true { "heads" "heads" 0, "heads_many" "heads_many" 0 }
     "activation" "activation.cu" [] true { "activation" "activation" 0, "activation_table" "activation_table" 0, "activation_many" "activation_many" 128 << 10 }
     "proof" "proof.cu" [] false { "adverse" "adverse" 0, "differ" "differ" 0 }
@@ -126,6 +129,9 @@ pub static UNITS: &[Unit] = units! {
     "linear_turned_48" "linear_wg.cu" ["TURNED=1", "WG=1", "TN=48", "BX=2"] true { "linear_turned_48" "linear_wg" wg_shared(1, 48, 2) }
     "linear_turned_80" "linear_wg.cu" ["TURNED=1", "WG=1", "TN=80", "BX=2"] true { "linear_turned_80" "linear_wg" wg_shared(1, 80, 2) }
     "linear_turned_112" "linear_wg.cu" ["TURNED=1", "WG=1", "TN=112", "BX=2"] true { "linear_turned_112" "linear_wg" wg_shared(1, 112, 2) }
+    "linear_head_32" "linear_wg.cu" ["HEAD=1", "WG=2", "TN=32", "BX=2"] true { "linear_head_32" "linear_wg" wg_shared(2, 32, 2) }
+    "linear_head_64" "linear_wg.cu" ["HEAD=1", "WG=2", "TN=64", "BX=2"] true { "linear_head_64" "linear_wg" wg_shared(2, 64, 2) }
+    "linear_head_128" "linear_wg.cu" ["HEAD=1", "WG=2", "TN=128", "BX=1"] true { "linear_head_128" "linear_wg" wg_shared(2, 128, 1) }
     "attention_prefill_64" "attention_prefill.cu" ["HD=64", "KT=128", "NC=2", "ST=2"] true { "attention_prefill_64" "attention_prefill" prefill_shared(64, 128, 2, 2) }
     "attention_prefill_128" "attention_prefill.cu" ["HD=128", "KT=128", "NC=2", "ST=2"] true { "attention_prefill_128" "attention_prefill" prefill_shared(128, 128, 2, 2) }
     "attention_prefill_256" "attention_prefill.cu" ["HD=256", "KT=64", "NC=1", "ST=2"] true { "attention_prefill_256" "attention_prefill" prefill_shared(256, 64, 1, 2) }

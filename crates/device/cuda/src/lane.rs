@@ -49,7 +49,7 @@ impl<'a> Work<'a> {
         let groups = logits::groups(launch, &step.starts, step.rows);
         step.ask(&groups, config.vocab_size);
         let shape = match &groups[..] {
-            [group] => group.consecutive().and_then(|o| step.shape(config, o)),
+            [group] => step.shape(config, group),
             _ => None,
         };
         Ok(Self {

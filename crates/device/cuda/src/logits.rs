@@ -1,11 +1,13 @@
 //! From the residual stream to a launch's results: final norm, output matrix, selection.
 
 use crate::decoder::{Decoder, product};
+use crate::head::Head;
 use crate::lane::Lane;
-use crate::launch::{self, Selection};
+use crate::launch;
+use crate::selection::Selection;
 use crate::step::Step;
 use crate::{Cost, CudaError};
-use device::{Launch, LogitRows, OutputRow, RowResult};
+use device::{KernelFamily, Launch, LogitRows, OutputRow, RowResult};
 
 type Result<T> = std::result::Result<T, CudaError>;
 
@@ -21,6 +23,15 @@ pub(crate) struct Group<'a> {
     wanted: Vec<(usize, &'a OutputRow)>,
     /// Rows in groups before this one.
     before: usize,
+}
+
+/// What a group's rows are asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Asked {
+    /// The first tokens in order and nothing else: their logits need not be written.
+    Firsts,
+    /// What all logits are needed for, log-sum-exp among it or not.
+    Logits { summed: bool },
 }
 
 /// The groups of a launch, in which every output has its place, in order.
@@ -69,6 +80,16 @@ impl<'a> Group<'a> {
         rows.into_iter()
     }
 
+    /// What of all rows is to be computed.
+    pub fn needs(&self) -> Asked {
+        let rows = || self.wanted.iter().map(|w| w.1);
+        let summed = rows().any(|o| o.log_sum_exp);
+        match summed || rows().any(|o| o.wants_logits() || o.score.is_some()) {
+            true => Asked::Logits { summed },
+            false => Asked::Firsts,
+        }
+    }
+
     /// First row and how many, if they follow one another.
     pub fn consecutive(&self) -> Option<(usize, usize)> {
         let first = *self.rows.first()?;
@@ -103,7 +124,27 @@ impl Decoder {
             || Cost::halves(2 * n * c.hidden),
             || launch::norm(gpu, &x, None, norm, n, c.hidden, c.norm_eps),
         )?;
-        let job = product(head, None, &io.y, &io.z, n, true);
+        let listed = match (group.needs(), step.family) {
+            (Asked::Firsts, KernelFamily::Contract) => self.listing(n),
+            _ => None,
+        };
+        if let Some(kernel) = listed {
+            let job = Head {
+                x: &io.y,
+                w: &head.data,
+                tokens: n,
+                outputs: head.rows,
+                vocab: c.vocab_size,
+                width: head.columns,
+            };
+            let lists = &io.logits;
+            gpu.timed("lm_head", || job.cost(), || job.run(gpu, kernel, lists))?;
+            let select = || io.selection.run_listed(gpu, lists, n);
+            gpu.timed("selection", || Cost::halves(0), select)?;
+            return io.selection.fetch(gpu, n, &io.results);
+        }
+        let z = &io.logits.keys;
+        let job = product(head, None, &io.y, z, n, true);
         gpu.timed(
             "lm_head",
             || job.cost(),
@@ -114,8 +155,9 @@ impl Decoder {
             || Cost::halves(2 * n * c.vocab_size),
             || {
                 let asks = step.asks.as_ref().map(|a| (&io.lists, a, group.before));
+                let summed = group.needs() == Asked::Logits { summed: true };
                 io.selection
-                    .run(gpu, &io.z, n, (head.rows, c.vocab_size), asks)
+                    .run(gpu, z, n, (head.rows, c.vocab_size), summed, asks)
             },
         )?;
         io.selection.fetch(gpu, n, &io.results)
@@ -145,7 +187,9 @@ impl Decoder {
                 logits: match output.logits {
                     true => {
                         let mut all = vec![0.0; vocab];
-                        lane.place.gpu.read(&io.z, row * stride * 4, &mut all)?;
+                        lane.place
+                            .gpu
+                            .read(&io.logits.keys, row * stride * 4, &mut all)?;
                         Some(all)
                     }
                     false => None,
@@ -182,6 +226,47 @@ mod tests {
             logit_rows,
             segments: vec![segment(2, 3, &[0, 2]), segment(140, 1, &[0])],
         }
+    }
+
+    #[test]
+    fn logits_are_written_where_something_needs_them_all() {
+        let score = OutputRow {
+            score: Some(3),
+            ..OutputRow::default()
+        };
+        let logits = OutputRow {
+            logits: true,
+            ..OutputRow::default()
+        };
+        let sum = OutputRow {
+            log_sum_exp: true,
+            ..OutputRow::default()
+        };
+        let choose = OutputRow {
+            choose: Some(device::Choose {
+                params: Default::default(),
+                history: Default::default(),
+                position: 0,
+            }),
+            ..OutputRow::default()
+        };
+        let of = |rows: &[&OutputRow]| {
+            let wanted = rows.iter().enumerate().map(|(i, o)| (i + 1, *o)).collect();
+            let group = Group {
+                rows: (0..9).collect(),
+                wanted,
+                before: 0,
+            };
+            group.needs()
+        };
+        let plain = OutputRow::default();
+        let [unsummed, summed] = [false, true].map(|summed| Asked::Logits { summed });
+        assert_eq!(of(&[&plain, &plain]), Asked::Firsts);
+        for one in [&score, &logits, &choose] {
+            assert_eq!(of(&[&plain, one]), unsummed);
+            assert_eq!(of(&[&sum, one, &plain]), summed);
+        }
+        assert_eq!(of(&[&plain, &sum]), summed);
     }
 
     #[test]

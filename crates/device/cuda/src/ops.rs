@@ -4,10 +4,11 @@ use crate::asks::Asks;
 use crate::attention::{self, Partial, Plan};
 use crate::gpu::{Buffer, Gpu};
 use crate::lists::Lists;
-use crate::{CudaError, gated, launch, pages};
+use crate::selection::Selection;
+use crate::{CudaError, gated, head, launch, pages};
 use device::hopper_cases::{
-    Attention, Choices, Embed, Gated, GatedProduct, Heads, HopperOps, Linear, Logits, Norm,
-    Selected, Turned,
+    Attention, Choices, Embed, First, Firsts, Gated, GatedProduct, Heads, HopperOps, Linear,
+    Logits, Norm, Selected, Turned,
 };
 use device::{KvSplit, OutputRow};
 use half::bf16;
@@ -250,18 +251,48 @@ impl<'a> CudaOps<'a> {
         let asks = Asks::new(&mut lists, outputs.iter().map(Some), c.vocab)
             .ok_or_else(|| CudaError::Unsupported("no rows to choose from".into()))?;
         let lists = lists.upload(gpu)?;
-        let out = launch::Selection::new(gpu, rows)?;
-        out.run(gpu, &z, rows, (stride, c.vocab), Some((&lists, &asks, 0)))?;
+        let out = Selection::new(gpu, rows)?;
+        out.run(
+            gpu,
+            &z,
+            rows,
+            (stride, c.vocab),
+            false,
+            Some((&lists, &asks, 0)),
+        )?;
         let picked = out.read(gpu, rows, c.vocab)?.into_iter();
         Ok(picked.map(|p| p.top.map(|_| p.chosen)).collect())
+    }
+
+    fn listed(&self, c: &Firsts, kernel: &'static str) -> Result<Vec<First>> {
+        let (gpu, p) = (self.gpu, &c.product);
+        let keys = self.poisoned(head::Lists::bytes(p.tokens, c.vocab))?;
+        let lists = head::Lists::new(gpu, keys, p.tokens, c.vocab)?;
+        let job = head::Head {
+            x: &gpu.upload(&p.x, "x")?,
+            w: &gpu.upload(&p.w, "weights")?,
+            tokens: p.tokens,
+            outputs: p.outputs,
+            vocab: c.vocab,
+            width: p.width,
+        };
+        let out = Selection::new(gpu, p.tokens)?;
+        // Twice, as the second product finds what the first selection left.
+        for _ in 0..2 {
+            out.clear(gpu)?;
+            job.run(gpu, kernel, &lists)?;
+            out.run_listed(gpu, &lists, p.tokens)?;
+        }
+        let picked = out.read(gpu, p.tokens, c.vocab)?;
+        Ok(picked.into_iter().map(|p| p.top).collect())
     }
 
     fn selected(&self, c: &Logits) -> Result<Vec<Selected>> {
         let gpu = self.gpu;
         let rows = c.z.len() / c.vocab;
         let (z, stride) = self.padded(&c.z, c.vocab)?;
-        let out = launch::Selection::new(gpu, rows)?;
-        out.run(gpu, &z, rows, (stride, c.vocab), None)?;
+        let out = Selection::new(gpu, rows)?;
+        out.run(gpu, &z, rows, (stride, c.vocab), true, None)?;
         let logits: Vec<f32> = gpu.download(&z, rows * stride)?;
         let picked = out.read(gpu, rows, c.vocab)?;
         Ok(picked
@@ -441,6 +472,31 @@ impl HopperOps for CudaOps<'_> {
             |kernel| self.one_gated_product(c, kernel),
             |y| u32::from(y.to_bits()),
         )
+    }
+
+    fn firsts(&mut self, c: &Firsts) -> std::result::Result<Vec<First>, String> {
+        let kernels = head::Head::kernels(c.product.tokens, c.product.width);
+        if self.plain || kernels.is_empty() {
+            return c.in_two_steps(self);
+        }
+        let mut all = Vec::new();
+        for kernel in kernels {
+            let got = self
+                .listed(c, kernel)
+                .map_err(|e| format!("{kernel}: {e}"))?;
+            all.push((kernel, got));
+        }
+        let bits = |rows: &[First]| -> Vec<Option<Vec<(u32, u32)>>> {
+            let row = |top: &Vec<(u32, f32)>| top.iter().map(|t| (t.0, t.1.to_bits())).collect();
+            rows.iter().map(|r| r.as_ref().map(row)).collect()
+        };
+        let (first, want) = all.swap_remove(0);
+        for (kernel, got) in all {
+            if bits(&got) != bits(&want) {
+                return Err(format!("{kernel} finds other tokens than {first}"));
+            }
+        }
+        Ok(want)
     }
 
     fn attention(&mut self, c: &Attention) -> std::result::Result<Vec<bf16>, String> {

@@ -3,9 +3,13 @@
 
 use crate::gated::{Gated, GatedProduct, activation_table};
 use crate::gpu::Gpu;
+use crate::head::{Head, Lists};
 use crate::launch::{self, LINEAR_REF, Linear};
+use crate::selection::Selection;
 use crate::weights::{Loaded, Matrix};
 use crate::{CudaError, decoder::product};
+use model::ModelConfig;
+use model::config::Activation;
 use std::cell::RefCell;
 use std::collections::HashMap;
 
@@ -18,6 +22,9 @@ const CLASSES: [usize; 6] = [8, 16, 32, 64, 128, 256];
 /// first use.
 const AT_LOAD: usize = 4;
 
+/// Classes for which the first tokens of logits may be listed without the rest.
+const LISTING: usize = 5;
+
 /// Rows and columns of W, whether results are f32, class.
 type Shape = (usize, usize, bool, usize);
 
@@ -27,11 +34,13 @@ pub(crate) struct Own {
     chosen: RefCell<HashMap<Shape, &'static str>>,
     /// By the shape of gates and ups together.
     gated: HashMap<Shape, &'static str>,
+    /// What lists the first tokens of logits, by class.
+    listing: [Option<&'static str>; LISTING],
 }
 
 impl Own {
     /// Proves the kernels for few tokens, for every shape of a model.
-    pub fn at_load(&mut self, gpu: &Gpu, weights: &Loaded, gelu: bool) -> Result<()> {
+    pub fn at_load(&mut self, gpu: &Gpu, weights: &Loaded, config: &ModelConfig) -> Result<()> {
         let head = weights.head.as_ref().unwrap_or(&weights.embed);
         let layers = weights.layers.iter();
         let matrices = layers.flat_map(|l| [&l.qkv, &l.o, &l.gate_up, &l.down]);
@@ -41,6 +50,15 @@ impl Own {
                 self.kernel(gpu, matrix, wide, class)?;
             }
         }
+        match self.prove_listing(gpu, head, config.vocab_size) {
+            Err(CudaError::OutOfMemory { .. }) => {
+                tracing::warn!(
+                    "no memory to prove what lists first tokens; all logits are written"
+                );
+            }
+            proven => proven?,
+        }
+        let gelu = config.activation == Activation::GeluTanh;
         for matrix in weights.layers.iter().map(|l| &l.gate_up) {
             for class in 0..AT_LOAD {
                 let shape = (matrix.rows, matrix.columns, false, class);
@@ -49,6 +67,64 @@ impl Own {
                 {
                     self.gated.insert(shape, kernel);
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// The kernel that lists the first tokens of so many rows of logits, if one is in use.
+    pub fn listing(&self, rows: usize) -> Option<&'static str> {
+        *self.listing.get(class(rows))?
+    }
+
+    /// The fastest kernels that list the tokens that selection finds among the logits of proven products, on inputs on
+    /// which orders of addition show.
+    fn prove_listing(&mut self, gpu: &Gpu, w: &Matrix, vocab: usize) -> Result<()> {
+        let most = CLASSES[LISTING - 1];
+        let room = |bytes: usize| gpu.alloc(bytes, "the proof of a product");
+        let x = room(most * w.columns * 2)?;
+        launch::adverse(gpu, &x, most * w.columns, w.columns, 1)?;
+        let (z, keys) = (room(most * w.rows * 4)?, room(Lists::bytes(most, w.rows))?);
+        let lists = Lists::new(gpu, keys, most, w.rows)?;
+        let [want, got] = [Selection::new(gpu, most)?, Selection::new(gpu, most)?];
+        // Rows of logits are the same however many are made at once.
+        let at_once = CLASSES[AT_LOAD - 1];
+        for first in (0..most).step_by(at_once) {
+            let (x, z) = (
+                x.part(first * w.columns * 2, at_once * w.columns * 2),
+                z.part(first * w.rows * 4, at_once * w.rows * 4),
+            );
+            self.run(gpu, w, &product(w, None, &x, &z, at_once, true))?;
+        }
+        for class in 0..LISTING {
+            let [fewest, most] = edges(class);
+            self.listing[class] = None;
+            'kernels: for kernel in Head::kernels(most, w.columns) {
+                for tokens in [fewest, most] {
+                    for to in [&want, &got] {
+                        to.clear(gpu)?;
+                    }
+                    want.run(gpu, &z, tokens, (w.rows, vocab), false, None)?;
+                    let job = Head {
+                        x: &x,
+                        w: &w.data,
+                        tokens,
+                        outputs: w.rows,
+                        vocab,
+                        width: w.columns,
+                    };
+                    job.run(gpu, kernel, &lists)?;
+                    got.run_listed(gpu, &lists, tokens)?;
+                    if !want.same(gpu, &got)? {
+                        tracing::warn!(
+                            "{kernel} does not find the first of {tokens} x {vocab} x {} logits here; not used",
+                            w.columns
+                        );
+                        continue 'kernels;
+                    }
+                }
+                self.listing[class] = Some(kernel);
+                break;
             }
         }
         Ok(())

@@ -5,9 +5,10 @@ use crate::asks::Asks;
 use crate::attention::{Heads, Partial, Plan, PlanShape, Run};
 use crate::gpu::{Buffer, Gpu};
 use crate::graph::{Graph, Pinned};
-use crate::launch::Selection;
+use crate::head;
 use crate::lists::{List, Lists};
-use crate::logits::Group;
+use crate::logits::{Asked, Group};
+use crate::selection::Selection;
 use device::{BLOCK_TOKENS, KernelFamily, Launch};
 use model::ModelConfig;
 use std::collections::HashMap;
@@ -46,6 +47,7 @@ pub(crate) struct StepShape {
     kernels: Vec<&'static str>,
     /// First row of logits, and how many.
     outputs: (usize, usize),
+    needs: Asked,
     asks: Option<Asks>,
 }
 
@@ -149,7 +151,8 @@ impl Step {
     }
 
     /// Its shape, if all it does is one token a sequence and one group of logits from consecutive rows.
-    pub fn shape(&self, config: &ModelConfig, outputs: (usize, usize)) -> Option<StepShape> {
+    pub fn shape(&self, config: &ModelConfig, group: &Group) -> Option<StepShape> {
+        let outputs = group.consecutive()?;
         if self.attention.iter().any(|p| !p.decodes()) {
             return None;
         }
@@ -164,6 +167,7 @@ impl Step {
                 .flat_map(|kind| self.kernels(kind.window).map(|k| k.1))
                 .collect(),
             outputs,
+            needs: group.needs(),
             asks: self.asks,
         })
     }
@@ -189,7 +193,8 @@ pub(crate) struct Io {
     /// Rows of the residual stream that are not consecutive.
     pub x: Buffer,
     pub y: Buffer,
-    pub z: Buffer,
+    /// Logits, `[rows][vocabulary]` f32, or lists of the first of them.
+    pub logits: head::Lists,
     pub selection: Selection,
     /// Results on their way back.
     pub results: Pinned,
@@ -222,6 +227,7 @@ impl Io {
         let words = words.next_power_of_two();
         let most = most.next_power_of_two();
         let partial = (partial.0.next_power_of_two(), partial.1.next_power_of_two());
+        let logits = gpu.alloc(head::Lists::bytes(most, vocab), "logits")?;
         let io = Self {
             sent: gpu.pinned(words)?,
             lists: gpu.alloc(words * 4, "a step's lists")?,
@@ -229,7 +235,7 @@ impl Io {
             most,
             x: gpu.alloc(most * hidden * 2, "output rows")?,
             y: gpu.alloc(most * hidden * 2, "output rows")?,
-            z: gpu.alloc(most * vocab * 4, "logits")?,
+            logits: head::Lists::new(gpu, logits, most, vocab)?,
             selection: Selection::new(gpu, most)?,
             results: gpu.pinned(most * Selection::WORDS)?,
         };

@@ -7,6 +7,7 @@ mod choices;
 mod choose;
 mod data;
 mod emulation;
+mod firsts;
 mod list;
 mod scalar;
 mod sweep;
@@ -15,6 +16,7 @@ pub(crate) use choices::asks;
 pub use choices::choices;
 pub use data::Flavour;
 pub use emulation::EmulationOps;
+pub use firsts::firsts;
 pub use list::{Named, all, gated_products};
 pub use scalar::ScalarOps;
 pub use sweep::{sweep, token_counts};
@@ -176,13 +178,39 @@ pub struct Choices {
     pub asks: Vec<Choose>,
 }
 
+/// The first tokens by `x · Wᵀ`, which may be one operation.
+#[derive(Debug, Clone)]
+pub struct Firsts {
+    /// The output matrix's.
+    pub product: Linear,
+    /// Outputs that count, from the first on.
+    pub vocab: usize,
+}
+
+/// (id, logit) by (logit descending, id ascending); `None` where a logit is NaN.
+pub type First = Option<Vec<(u32, f32)>>;
+
+impl Firsts {
+    /// The product, then the selection.
+    pub fn in_two_steps<T: HopperOps + ?Sized>(&self, ops: &mut T) -> Result<Vec<First>, String> {
+        let all = ops.linear(&self.product)?;
+        let rows = all.chunks_exact(self.product.outputs);
+        let z = rows.flat_map(|row| &row[..self.vocab]).copied().collect();
+        let logits = Logits {
+            vocab: self.vocab,
+            z,
+        };
+        Ok(ops.logits(&logits)?.into_iter().map(|s| s.top).collect())
+    }
+}
+
 /// What [`HopperOps::logits`] gives for a row.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Selected {
     /// −0 made +0.
     pub logits: Vec<f32>,
     /// By (logit descending, id ascending); `None` where a logit is NaN.
-    pub top: Option<Vec<(u32, f32)>>,
+    pub top: First,
     /// ln Σ exp; meaningless where a logit is NaN.
     pub log_sum_exp: f32,
 }
@@ -218,6 +246,10 @@ pub trait HopperOps {
     fn attention(&mut self, c: &Attention) -> Result<Vec<bf16>, String>;
     /// One a row.
     fn logits(&mut self, c: &Logits) -> Result<Vec<Selected>, String>;
+    /// One a row.
+    fn firsts(&mut self, c: &Firsts) -> Result<Vec<First>, String> {
+        c.in_two_steps(self)
+    }
     /// A token a row and its logit; `None` where a logit is NaN.
     fn choose(&mut self, c: &Choices) -> Result<Vec<Option<(u32, f32)>>, String>;
 }
@@ -234,6 +266,7 @@ pub enum Case {
     GatedProduct(GatedProduct),
     Attention(Attention),
     Logits(Logits),
+    Firsts(Firsts),
     Choices(Choices),
 }
 
@@ -278,6 +311,14 @@ impl Case {
                     out.extend(chosen.map_or([u32::MAX; 2], |(id, z)| [id, wide(z)]));
                 }
             }
+            Self::Firsts(c) => {
+                for top in ops.firsts(c)? {
+                    match top {
+                        None => out.push(u32::MAX),
+                        Some(top) => out.extend(top.iter().flat_map(|&(id, z)| [id, wide(z)])),
+                    }
+                }
+            }
             Self::Logits(c) => {
                 for row in ops.logits(c)? {
                     out.extend(row.logits.iter().copied().map(wide));
@@ -297,7 +338,9 @@ impl Case {
     /// k16 steps that it takes, about: what the scalar reference spends its time on.
     pub fn steps(&self) -> u64 {
         match self {
-            Self::Linear(c) | Self::GatedProduct(GatedProduct { product: c, .. }) => {
+            Self::Linear(c)
+            | Self::GatedProduct(GatedProduct { product: c, .. })
+            | Self::Firsts(Firsts { product: c, .. }) => {
                 (c.tokens * c.outputs * c.width.div_ceil(16)) as u64
             }
             Self::Attention(c) => c

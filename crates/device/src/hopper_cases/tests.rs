@@ -5,8 +5,9 @@ use crate::cpu::Isa;
 fn names_are_unique_and_inputs_repeat() {
     let list = all();
     let wide = sweep();
-    let (tokens, gated) = (choices(), gated_products());
-    let all = list.iter().chain(&wide).chain(&tokens).chain(&gated);
+    let (tokens, gated, first) = (choices(), gated_products(), firsts());
+    let all = list.iter().chain(&wide).chain(&tokens);
+    let all = all.chain(&gated).chain(&first);
     let mut names: Vec<&str> = all.map(|n| n.name.as_str()).collect();
     names.sort_unstable();
     for pair in names.windows(2) {
@@ -55,6 +56,32 @@ fn gated_products_are_products_and_activations_on_every_path() {
             assert_eq!(got, want, "{} on {}", named.name, isa.name());
         }
     }
+}
+
+/// The first tokens in every order of logits are those that the order of ids and logits says.
+#[test]
+fn first_tokens_are_where_their_cases_put_them() {
+    let find = |name: &str| firsts().into_iter().find(|n| n.name == name).unwrap();
+    let run = |name: &str| find(name).case().run(&mut ScalarOps).unwrap();
+    let ids = |row: &[u32]| row.iter().step_by(2).copied().collect::<Vec<_>>();
+    let rows = |name: &str| run(name).chunks(40).map(ids).collect::<Vec<_>>();
+    assert_eq!(
+        rows("first tokens 2x60000 Ascending"),
+        vec![(59_980..60_000).rev().collect::<Vec<_>>(); 2]
+    );
+    for order in ["Descending", "Equal", "Zero"] {
+        let got = rows(&format!("first tokens 17x16897 {order}"));
+        assert_eq!(got, vec![(0..20).collect::<Vec<_>>(); 17], "{order}");
+    }
+    let few = (0..20).map(|i| 49 + 50 * i).collect::<Vec<_>>();
+    assert_eq!(rows("first tokens 2x3000 Few"), [few.clone(), few]);
+    for vocab in [3000, 16_897] {
+        let tokens = if vocab == 3000 { 2 } else { 17 };
+        let got = run(&format!("first tokens {tokens}x{vocab} Nan"));
+        assert_eq!(got, vec![u32::MAX; tokens]);
+    }
+    let got = run("first tokens 2x3000 NanRow");
+    assert!(got.len() == 41 && got[40] == u32::MAX && got[0] < 3000);
 }
 
 /// The flavours do what they are for: results that are subnormal, infinite, NaN, zero, and ordinary.

@@ -118,6 +118,7 @@ impl CublasLt {
         };
         launch::adverse(gpu, &x, t * k, k, 1)?;
         launch::adverse(gpu, &w, n * k, k, 2)?;
+        gpu.synchronize()?; // our kernels read weights before the kernel before them has ended: nothing makes those in a step
         let job = |y| Linear {
             x: &x,
             w: &w,

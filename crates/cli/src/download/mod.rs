@@ -2,6 +2,8 @@
 //! that any machine on which `pip` works gets it. That file is written aside, checked, then renamed into place; whatever
 //! fails leaves nothing.
 
+#[cfg(test)]
+mod fake_hub;
 mod http;
 pub mod hub;
 #[cfg(test)]

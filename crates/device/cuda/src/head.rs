@@ -127,3 +127,27 @@ impl Head<'_> {
         unsafe { gpu.launch(kernel, shape, &args) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_those_of_the_kernels() {
+        let headers = kernels::HEADERS.iter();
+        let firsts = headers.clone().find(|h| h.0 == "firsts.cuh").unwrap().1;
+        let defined = |name: &str, value: &str| {
+            let line = format!("#define {name} {value}  //");
+            assert!(firsts.contains(&line), "{line}");
+        };
+        defined("PEAKS", &PEAKS.to_string());
+        defined("STATE", "(32 + PEAKS)");
+        for (name, tokens) in KERNELS {
+            let defines = kernels::unit(name).unwrap().defines;
+            assert!(defines.contains(&"HEAD=1"), "{name}");
+            assert!(defines.contains(&&*format!("WG={}", TILE / 64)), "{name}");
+            assert!(defines.contains(&&*format!("TN={tokens}")), "{name}");
+        }
+        assert_eq!(THREADS as usize, 2 * TILE + 128);
+    }
+}

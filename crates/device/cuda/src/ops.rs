@@ -373,7 +373,7 @@ impl Ready {
 }
 
 /// Its bits; one NaN is as good as another.
-fn canonical(y: bf16) -> u32 {
+fn canonical(y: &bf16) -> u32 {
     match y.is_nan() {
         true => 0x7fff,
         false => u32::from(y.to_bits()),
@@ -404,10 +404,10 @@ fn runs(c: &Attention) -> Vec<attention::Run> {
 }
 
 /// Runs every kernel; all must give the bits of the first.
-fn same<T: Copy>(
+fn same<T, B: PartialEq + std::fmt::Debug>(
     kernels: Vec<&'static str>,
     run: impl Fn(&'static str) -> Result<Vec<T>>,
-    bits: impl Fn(T) -> u32,
+    bits: impl Fn(&T) -> B,
 ) -> std::result::Result<Vec<T>, String> {
     let mut first: Option<(&str, Vec<T>)> = None;
     for kernel in kernels {
@@ -415,11 +415,11 @@ fn same<T: Copy>(
         match &first {
             None => first = Some((kernel, y)),
             Some((name, want)) => {
-                if let Some(i) = (0..want.len()).find(|&i| bits(y[i]) != bits(want[i])) {
+                if let Some(i) = (0..want.len()).find(|&i| bits(&y[i]) != bits(&want[i])) {
                     return Err(format!(
-                        "{kernel} gives {:#x} where {name} gives {:#x}, at result {i}",
-                        bits(y[i]),
-                        bits(want[i])
+                        "{kernel} gives {:x?} where {name} gives {:x?}, at result {i}",
+                        bits(&y[i]),
+                        bits(&want[i])
                     ));
                 }
             }
@@ -479,24 +479,11 @@ impl HopperOps for CudaOps<'_> {
         if self.plain || kernels.is_empty() {
             return c.in_two_steps(self);
         }
-        let mut all = Vec::new();
-        for kernel in kernels {
-            let got = self
-                .listed(c, kernel)
-                .map_err(|e| format!("{kernel}: {e}"))?;
-            all.push((kernel, got));
-        }
-        let bits = |rows: &[First]| -> Vec<Option<Vec<(u32, u32)>>> {
-            let row = |top: &Vec<(u32, f32)>| top.iter().map(|t| (t.0, t.1.to_bits())).collect();
-            rows.iter().map(|r| r.as_ref().map(row)).collect()
+        let bits = |top: &First| -> Option<Vec<(u32, u32)>> {
+            let tokens = top.as_ref()?.iter();
+            Some(tokens.map(|t| (t.0, t.1.to_bits())).collect())
         };
-        let (first, want) = all.swap_remove(0);
-        for (kernel, got) in all {
-            if bits(&got) != bits(&want) {
-                return Err(format!("{kernel} finds other tokens than {first}"));
-            }
-        }
-        Ok(want)
+        same(kernels, |kernel| self.listed(c, kernel), bits)
     }
 
     fn attention(&mut self, c: &Attention) -> std::result::Result<Vec<bf16>, String> {

@@ -98,7 +98,6 @@ impl Own {
         }
         for class in 0..LISTING {
             let [fewest, most] = edges(class);
-            self.listing[class] = None;
             'kernels: for kernel in Head::kernels(most, w.columns) {
                 for tokens in [fewest, most] {
                     for to in [&want, &got] {

@@ -116,8 +116,10 @@ impl Worker<'_> {
         let generation = shared.generation.0.load(Ordering::Relaxed);
         if shared.arrived.0.fetch_add(1, Ordering::AcqRel) + 1 == shared.size {
             shared.arrived.0.store(0, Ordering::Relaxed);
-            // In one total order with the sleepers' increment and look: either they see this, or we see them.
-            shared.generation.0.store(generation + 1, Ordering::SeqCst);
+            // In one total order with the sleepers' increment and look: either they see this, or we see them. A swap, since
+            // QEMU 7.2 lets a plain store (`stlr`) be overtaken by the load after it (`ldar`), and the sleeper sleeps on;
+            // x86 swaps anyway.
+            shared.generation.0.swap(generation + 1, Ordering::SeqCst);
             if shared.asleep.load(Ordering::SeqCst) > 0 {
                 let _held = shared.lock();
                 shared.wake.notify_all();

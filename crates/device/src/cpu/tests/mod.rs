@@ -14,6 +14,7 @@ use numerics::weight::{WeightType, widen_row};
 mod attention;
 mod disturb;
 mod simd;
+mod team;
 
 /// The paths to test; says which can't be.
 fn paths() -> Vec<Isa> {

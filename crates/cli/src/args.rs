@@ -45,7 +45,8 @@ pub struct Global {
     /// Force a kernel path; changes no bit
     #[arg(long, global = true, value_name = "PATH", hide = true)]
     pub isa: Option<Isa>,
-    /// Memory for keys and values, such as 512MiB or 2GiB [default: 512MiB]
+    /// Memory for keys and values, such as 512MiB or 2GiB, of which no more is taken than running requests can use
+    /// [default: 512MiB; on a GPU nine tenths of what it has free, less the weights]
     #[arg(long, global = true, value_name = "SIZE", value_parser = values::size)]
     pub kv_memory: Option<u64>,
     /// A TOML file with any of these settings; flags win

@@ -29,8 +29,10 @@ pub fn run(global: &Global, args: &InspectArgs) -> Result<Outcome> {
         }
         return Ok(Outcome::Done);
     }
-    let blocks = opened.kv_blocks()?;
     if args.shape {
+        // A shape is described without its device; a GPU's memory stays unknown.
+        let known = settings.kv_memory.value.is_some();
+        let blocks = known.then(|| opened.kv_blocks()).transpose()?;
         let document = shape(&opened, blocks);
         if global.json {
             output::print_json(&document)?;
@@ -39,6 +41,7 @@ pub fn run(global: &Global, args: &InspectArgs) -> Result<Outcome> {
         }
         return Ok(Outcome::Done);
     }
+    let blocks = opened.kv_blocks()?;
     let session = if args.certify {
         let cpu = settings.device()? == DeviceName::Cpu;
         if cpu && settings.profile() != Profile::IeeeF32 {
@@ -64,7 +67,7 @@ pub fn run(global: &Global, args: &InspectArgs) -> Result<Outcome> {
 }
 
 /// What the configuration and the weights' shapes say.
-fn shape(opened: &Opened, kv_blocks: usize) -> Value {
+fn shape(opened: &Opened, kv_blocks: Option<usize>) -> Value {
     let model = opened.model();
     let c = &*model.config;
     let full = c.layers.iter().find(|l| l.window.is_none());
@@ -169,7 +172,9 @@ fn document(session: &Session, kv_blocks: usize) -> Result<Value> {
         })
     };
     let mut document = session.describe();
-    if let (Value::Object(all), Value::Object(shape)) = (&mut document, shape(session, kv_blocks)) {
+    if let (Value::Object(all), Value::Object(shape)) =
+        (&mut document, shape(session, Some(kv_blocks)))
+    {
         // What the session calls the model stands.
         all.extend(shape.into_iter().filter(|(key, _)| key != "model"));
     }
@@ -309,10 +314,11 @@ fn shape_text(d: &Value) -> String {
         size(&cost["weight_bytes_per_token"]),
         size(&cost["kv_bytes_per_token"]),
     );
-    out += &format!(
-        "               room for {} KV blocks of 64 tokens\n",
-        cost["kv_blocks"]
-    );
+    let blocks = match &cost["kv_blocks"] {
+        Value::Null => "as many KV blocks of 64 tokens as the GPU's memory holds".to_string(),
+        n => format!("{n} KV blocks of 64 tokens"),
+    };
+    out += &format!("               room for {blocks}\n");
     let t = &d["tokenizer"];
     out += &match t {
         Value::Null => "tokenizer      none: prompts are token ids\n".to_string(),

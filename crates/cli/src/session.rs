@@ -23,7 +23,7 @@ use model::{
 use numerics::Profile;
 use serde_json::{Value, json};
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// A model's configuration, weights, tokenizer and template; nothing runs yet.
 pub struct Opened {
@@ -31,6 +31,7 @@ pub struct Opened {
     model: Model,
     tokenizer: Option<Arc<Tokenizer>>,
     template: Option<ChatTemplate>,
+    gpu: OnceLock<Arc<Gpu>>,
 }
 
 /// Whether a device notes where its time goes.
@@ -79,6 +80,7 @@ impl Opened {
             model,
             tokenizer: tokenizer.map(Arc::new),
             template,
+            gpu: OnceLock::new(),
         })
     }
 
@@ -202,6 +204,9 @@ impl Opened {
     /// Bytes of keys and values a token takes.
     pub fn kv_bytes_per_token(&self) -> u64 {
         let c = &self.model.config;
+        if let Ok(DeviceName::Cuda(_)) = self.settings.device() {
+            return (CudaDevice::kv_bytes(c, 1) / BLOCK_TOKENS) as u64;
+        }
         let element = match self.settings.profile() {
             Profile::IeeeF32 => 4,
             Profile::HopperBf16 => 2,
@@ -209,10 +214,34 @@ impl Opened {
         (c.layers.len() * 2 * c.kv_heads * c.head_dim * element) as u64
     }
 
-    /// KV blocks the settings' memory holds: no more than its running requests could ever use.
+    /// The GPU that the settings name, opened once.
+    fn gpu(&self, index: usize) -> Result<Arc<Gpu>> {
+        if let Some(gpu) = self.gpu.get() {
+            return Ok(Arc::clone(gpu));
+        }
+        let gpu = Arc::new(Gpu::open(index, Some(crate::kernels::cache_folder()?))?);
+        Ok(Arc::clone(self.gpu.get_or_init(|| gpu)))
+    }
+
+    /// KV blocks that the settings' memory, or what a GPU has left, holds: no more than running requests could ever use.
     pub fn kv_blocks(&self) -> Result<usize> {
         let block = self.kv_bytes_per_token() * BLOCK_TOKENS as u64;
-        let memory = self.settings.kv_memory.value;
+        let memory = match (self.settings.kv_memory.value, self.settings.device()?) {
+            (Some(bytes), _) => bytes,
+            (None, DeviceName::Cuda(index)) => {
+                let free = self.gpu(index)?.free_bytes()? as u64;
+                let weights = CudaDevice::bytes(&self.model.weights) as u64;
+                let left = left_for_kv(free, weights);
+                if left < block {
+                    bail!(
+                        "cuda:{index}: {free} bytes are free and the weights take {weights}: too little is left for keys \
+                         and values, {block} bytes a block of {BLOCK_TOKENS} tokens"
+                    );
+                }
+                left
+            }
+            (None, _) => bail!("--kv-memory: only a GPU says how much it has"),
+        };
         if memory < block {
             bail!(
                 "--kv-memory {memory}: at least {block} bytes, one block of {BLOCK_TOKENS} tokens, are needed"
@@ -280,7 +309,7 @@ impl Opened {
                 Box::new(Timed { clocked, times })
             }
             DeviceName::Cuda(index) => {
-                let gpu = Arc::new(Gpu::open(index, Some(crate::kernels::cache_folder()?))?);
+                let gpu = self.gpu(index)?;
                 let all = CudaDevice::bytes(weights) as u64;
                 let bar = progress::bytes(self.settings.quiet, all, "to the GPU");
                 let mut sent = |n| bar.inc(n as u64);
@@ -305,6 +334,11 @@ impl Opened {
             times,
         })
     }
+}
+
+/// What of a GPU's free bytes may hold keys and values: a tenth is kept for activations, proofs and what else runs there.
+fn left_for_kv(free: u64, weights: u64) -> u64 {
+    (free / 10 * 9).saturating_sub(weights)
 }
 
 /// A hub's model, fetched unless it is in the cache.
@@ -565,5 +599,18 @@ impl Session {
             "max_running": self.settings.max_running.value,
             "prefill_chunk": self.settings.prefill_chunk.value,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::left_for_kv;
+
+    #[test]
+    fn a_tenth_of_what_is_free_and_the_weights_are_kept_from_keys_and_values() {
+        assert_eq!(left_for_kv(150_000, 16_000), 119_000);
+        assert_eq!(left_for_kv(10_000, 9_000), 0);
+        assert_eq!(left_for_kv(10_000, 9_001), 0);
+        assert_eq!(left_for_kv(0, 1), 0);
     }
 }

@@ -63,8 +63,8 @@ pub struct Settings {
     pub threads: Setting<u32>,
     /// Kernel path.
     pub isa: Setting<Isa>,
-    /// Bytes for keys and values.
-    pub kv_memory: Setting<u64>,
+    /// Bytes for keys and values; `None`: what a GPU has left.
+    pub kv_memory: Setting<Option<u64>>,
     /// Protection of requests that name none.
     pub protection: Setting<ProtectionArg>,
     /// Tokens a step may hold.
@@ -127,10 +127,10 @@ impl Settings {
         let token_budget = in_file("token_budget", file.token_budget, 1..=1 << 20)?;
         let max_running = in_file("max_running", file.max_running, 1..=4096)?;
         let device = Setting::pick(flags.device.clone(), file.device, "cpu".into());
-        // What the device computes natively, and how many tokens fill it.
-        let (native, budget) = match name(&device.value)? {
-            DeviceName::Cpu | DeviceName::Hostile(_) => (ProfileArg::IeeeF32, 512),
-            DeviceName::Cuda(_) => (ProfileArg::HopperBf16, 8192),
+        // What the device computes natively, how many tokens fill it, and what it has for keys and values.
+        let (native, budget, kv) = match name(&device.value)? {
+            DeviceName::Cpu | DeviceName::Hostile(_) => (ProfileArg::IeeeF32, 512, Some(512 << 20)),
+            DeviceName::Cuda(_) => (ProfileArg::HopperBf16, 8192, None),
         };
         let locked = engine::LockedConfig::default();
         let ladder = |rungs: &[usize]| rungs.iter().map(|&r| r as u32).collect::<Vec<_>>();
@@ -152,7 +152,7 @@ impl Settings {
             profile: Setting::pick(flags.profile, file.profile, native),
             threads: Setting::pick(flags.threads, threads, cores),
             isa: Setting::pick(flags.isa, file.isa, Isa::Auto),
-            kv_memory: Setting::pick(flags.kv_memory, file_kv, 512 << 20),
+            kv_memory: Setting::pick(flags.kv_memory.map(Some), file_kv.map(Some), kv),
             protection: Setting::pick(None, file.protection, ProtectionArg::Invariant),
             token_budget: Setting::pick(None, token_budget, budget),
             max_running: Setting::pick(None, max_running, 64),

@@ -352,6 +352,17 @@ fn shapes_of_any_size_are_shown_without_their_weights() {
         assert!(ran.out.contains(part), "{part}: {}", ran.out);
     }
     assert_eq!(run(&["inspect", "--shape", "--certify"]).code, 2);
+    // On a GPU, whether there is one or not; how much it has left is not asked.
+    let gpu = ["inspect", "--shape", "--model", TINY, "--device", "cuda"];
+    let ran = run(&gpu);
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    assert!(ran.out.contains("as many KV blocks"), "{}", ran.out);
+    let report = json(&[&gpu[..], &["--json"]].concat());
+    assert!(report["cost"]["kv_blocks"].is_null(), "{report}");
+    let report = json(&[&gpu[..], &["--json", "--kv-memory", "8MiB"]].concat());
+    // Two layers of two heads, bf16, a head padded to 64 elements.
+    assert_eq!(report["cost"]["kv_bytes_per_token"], 2 * 2 * 2 * 64 * 2);
+    assert_eq!(report["cost"]["kv_blocks"], 128);
 }
 
 #[test]

@@ -68,8 +68,7 @@ impl Decoder {
             )));
         }
         let loaded = Loaded::new(gpu, &config, weights, progress)?;
-        let bytes = config.layers.len()
-            * pages::start(kv_blocks, false, 0, config.kv_heads, config.head_dim);
+        let bytes = Self::kv_bytes(&config, kv_blocks);
         let kv = gpu.alloc(bytes, "keys and values")?;
         gpu.fill(&kv, 0, bytes, 0)?;
         let gelu = config.activation == Activation::GeluTanh;
@@ -85,6 +84,12 @@ impl Decoder {
             tables: Vec::new(),
             products: CublasLt::open(Arc::clone(gpu)).map_err(|e| e.to_string()),
         })
+    }
+
+    /// Bytes of keys and values in `blocks` blocks of all layers.
+    pub fn kv_bytes(config: &ModelConfig, blocks: usize) -> usize {
+        let layer = pages::start(blocks, false, 0, config.kv_heads, config.head_dim);
+        config.layers.len() * layer
     }
 
     /// Bytes of one block of one layer.

@@ -55,6 +55,11 @@ impl CudaDevice {
         Loaded::bytes(weights)
     }
 
+    /// Bytes that `blocks` blocks of keys and values take on a GPU, where a head's elements are padded to a multiple of 64.
+    pub fn kv_bytes(config: &ModelConfig, blocks: usize) -> usize {
+        Decoder::kv_bytes(config, blocks)
+    }
+
     /// From now on operations are timed one by one, and nothing is recorded or runs side by side.
     pub fn time_operations(&mut self, on: bool) {
         self.gpu.time_operations(on);

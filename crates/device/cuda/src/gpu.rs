@@ -195,6 +195,14 @@ impl Gpu {
             .map_err(|e| self.error("cannot use its context", e))
     }
 
+    /// Bytes of its memory that nobody has taken.
+    pub fn free_bytes(&self) -> Result<usize, CudaError> {
+        self.bind()?;
+        let (free, _total) =
+            result::mem_get_info().map_err(|e| self.error("cannot read its free memory", e))?;
+        Ok(free)
+    }
+
     /// `bytes` bytes of device memory, not initialised, in order with launches: taking and dropping it costs little.
     /// `what` names them where memory runs out.
     pub fn alloc(&self, bytes: usize, what: &str) -> Result<Buffer, CudaError> {

@@ -32,6 +32,7 @@ mod selftest;
 mod serve;
 mod session;
 mod settings;
+mod timed;
 mod values;
 
 use args::{Cli, Command};

@@ -5,16 +5,14 @@ use crate::download::hub::{Hub, HubName};
 use crate::generate::Defaults;
 use crate::input::Prompt;
 use crate::settings::Settings;
+use crate::timed::{Clocked, OpTimes, Timed};
 use crate::{download, identity, progress};
 use anyhow::{Context, Result, bail};
 use audit::Host;
-use device::cpu::{CpuDevice, CpuOptions, OnCpu};
+use device::cpu::{CpuDevice, CpuOptions};
 use device::hostile::HostileDevice;
-use device::{
-    BLOCK_TOKENS, BlockId, Device, DeviceError, DeviceInfo, DeviceName, KernelFamily, StepOutput,
-    StepPlan,
-};
-use device_cuda::{Cost, CudaDevice, Gpu, OpTime};
+use device::{BLOCK_TOKENS, Device, DeviceName, KernelFamily};
+use device_cuda::{CudaDevice, Gpu, OpTime};
 use engine::{Engine, EngineConfig, ModelFacts, Protection, Refusal};
 use model::{
     ChatTemplate, DateTime, LoadError, Message, Model, ModelSource, RenderOptions, StreamDecoder,
@@ -23,7 +21,7 @@ use model::{
 use numerics::Profile;
 use serde_json::{Value, json};
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock, PoisonError};
 
 /// A model's configuration, weights, tokenizer and template; nothing runs yet.
 pub struct Opened {
@@ -403,106 +401,6 @@ pub struct Session {
     opened: Opened,
     host: Host,
     times: OpTimes,
-}
-
-/// Times by operation, in the device's order.
-type OpTimes = Arc<Mutex<Vec<OpTime>>>;
-
-/// A device that tells where its time goes.
-enum Clocked {
-    Cpu(Box<dyn OnCpu>),
-    Cuda(Box<CudaDevice>),
-}
-
-impl Clocked {
-    fn device(&self) -> &dyn Device {
-        match self {
-            Self::Cpu(device) => &**device,
-            Self::Cuda(device) => &**device,
-        }
-    }
-
-    fn device_mut(&mut self) -> &mut dyn Device {
-        match self {
-            Self::Cpu(device) => &mut **device,
-            Self::Cuda(device) => &mut **device,
-        }
-    }
-
-    /// Since the last call.
-    fn take_times(&mut self) -> Result<Vec<OpTime>, DeviceError> {
-        let uncounted = |(op, seconds)| OpTime {
-            op,
-            calls: 0,
-            seconds,
-            cost: Cost::default(),
-        };
-        Ok(match self {
-            Self::Cpu(device) => device.take_times().into_iter().map(uncounted).collect(),
-            Self::Cuda(device) => device.take_times()?,
-        })
-    }
-}
-
-/// A device whose times are added up.
-struct Timed {
-    clocked: Clocked,
-    times: OpTimes,
-}
-
-impl Device for Timed {
-    fn info(&self) -> DeviceInfo {
-        self.clocked.device().info()
-    }
-
-    fn kv_blocks(&self) -> usize {
-        self.clocked.device().kv_blocks()
-    }
-
-    fn supports(&self, family: KernelFamily) -> bool {
-        self.clocked.device().supports(family)
-    }
-
-    fn unsupported(&self, family: KernelFamily) -> String {
-        self.clocked.device().unsupported(family)
-    }
-
-    fn mixes_families(&self) -> bool {
-        self.clocked.device().mixes_families()
-    }
-
-    fn copy_bandwidth(&mut self) -> Option<f64> {
-        self.clocked.device_mut().copy_bandwidth()
-    }
-
-    fn execute(&mut self, plan: &StepPlan) -> Result<StepOutput, DeviceError> {
-        self.execute_beside(plan, &mut || ())
-    }
-
-    fn execute_beside(
-        &mut self,
-        plan: &StepPlan,
-        meanwhile: &mut dyn FnMut(),
-    ) -> Result<StepOutput, DeviceError> {
-        let output = self.clocked.device_mut().execute_beside(plan, meanwhile);
-        let taken = self.clocked.take_times()?;
-        let mut times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
-        for one in taken {
-            match times.iter_mut().find(|t| t.op == one.op) {
-                Some(sum) => *sum += one,
-                None => times.push(one),
-            }
-        }
-        output
-    }
-
-    fn copy_blocks(&mut self, pairs: &[(BlockId, BlockId)]) -> Result<(), DeviceError> {
-        self.clocked.device_mut().copy_blocks(pairs)
-    }
-
-    fn fill_blocks(&mut self, blocks: &[BlockId], value: f32) -> Result<(), DeviceError> {
-        self.clocked.device_mut().fill_blocks(blocks, value)
-    }
 }
 
 impl Deref for Session {
